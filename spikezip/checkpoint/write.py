@@ -1,0 +1,79 @@
+"""Save a quantized or spiking network as a folder of safetensors and JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+
+from spikezip.adoption import own_class
+from spikezip.checkpoint.format import CONFIG, FORMAT, FORMAT_VERSION, MANIFEST, canonical_keys, checksum, digest
+from spikezip.errors import ConfigError
+
+
+def save(model: Any, folder: str | Path, *, max_shard_size: int | str = "5GB", **ignored: Any) -> None:
+    """Save a quantized or spiking network; `model.save_pretrained(folder)` does the same.
+
+    The manifest comes last, so that a broken-off save is not taken for a whole one. Other arguments of
+    `save_pretrained` are accepted where they cannot matter here and refused where they would.
+
+    Example:
+        >>> import spikezip, tempfile, torch, transformers
+        >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
+        >>> qann = spikezip.calibrate(spikezip.quantize(transformers.ViTModel(vit)), torch.randn(2, 3, 32, 32))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     spikezip.save(spikezip.convert(qann), folder)
+        ...     snn = spikezip.load(folder)
+        >>> snn.kind
+        'snn'
+    """
+    if not hasattr(model, "quant_config"):
+        raise ConfigError(f"save takes a quantized or a spiking network, not {type(model).__name__}")
+    unknown = set(ignored) - {"safe_serialization", "is_main_process", "push_to_hub", "token", "save_peft_format"}
+    if unknown or ignored.get("push_to_hub") or ignored.get("safe_serialization") is False:
+        raise ConfigError(f"save_pretrained does not take {', '.join(sorted(unknown)) or 'these settings'} here")
+    if ignored.get("is_main_process") is False:
+        return
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for old in folder.glob("model*.safetensors"):
+        old.unlink()
+
+    names = canonical_keys(model, model.canonical)
+    tensors: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
+    owners: dict[tuple[int, torch.Size], str] = {}
+    for key, tensor in model.state_dict().items():
+        owner = owners.setdefault((tensor.data_ptr(), tensor.shape), names[key])
+        if owner != names[key] and tensor.numel():
+            tied[names[key]] = owner
+        else:
+            tensors[names[key]] = tensor.detach().cpu().contiguous()
+    plan = split_torch_state_dict_into_shards(
+        tensors, max_shard_size=max_shard_size, filename_pattern="model{suffix}.safetensors"
+    )
+    for filename, keys in plan.filename_to_tensors.items():
+        save_file({key: tensors[key] for key in keys}, folder / filename, metadata={"format": "pt"})
+    config = model.config.to_dict()
+    config["architectures"] = [own_class(model).__name__]
+    config.pop("_attn_implementation", None)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    files = [CONFIG, *sorted(plan.filename_to_tensors)]
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "kind": model.kind,
+        "model_class": own_class(model).__name__,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "quantization": model.quant_config.to_json(),
+        "tied": tied,
+        "files": {name: digest(folder / name) for name in files},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+    manifest["checksum"] = checksum(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,115 @@
+"""Quantized network → spiking network: one table of what becomes what, one walk."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from spikezip.errors import CalibrationError, ConfigError
+from spikezip.quant.model import QuantizedModel
+from spikezip.quant.site import Site
+from spikezip.quant.synapse import QuantAttention, QuantConv1D, QuantInput, QuantLinear, QuantSynapse
+from spikezip.simulate.model import SpikingModel, adopt_spiking
+from spikezip.spiking.attention import SITES, Attention
+from spikezip.spiking.hooks import SITE_IN, SITE_OUT, attach_hooks
+from spikezip.spiking.neuron import Neuron
+from spikezip.spiking.synapse import SpikingInput, SpikingLinear
+
+Neurons = dict[str, Neuron]
+
+
+def convert(qann: QuantizedModel) -> SpikingModel:
+    """The spiking network of a quantized one. It keeps a frozen copy of its own; the quantized network stays untouched.
+
+    Example:
+        >>> import spikezip, torch, transformers
+        >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
+        >>> qann = spikezip.quantize(transformers.ViTModel(vit))
+        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> snn.get_submodule("layers.0.attention.q_proj")
+        SpikingLinear(8 → 8, bits=8, reads 'layers.0.layernorm_before')
+    """
+    if not isinstance(qann, QuantizedModel):
+        raise ConfigError(f"convert takes what spikezip.quantize returns, not {type(qann).__name__}")
+    waiting = [name for name, site in qann.sites.items() if not site.is_ready()]
+    if waiting:
+        raise CalibrationError(
+            f"{len(waiting)} of {len(qann.sites)} sites have no scale yet, {waiting[0]!r} first: "
+            "call spikezip.calibrate(qann, batches) or train the network"
+        )
+    wrong = [name for name, site in qann.sites.items() if not bool(site.scale > 0) or not site.scale.isfinite()]
+    if wrong:
+        raise CalibrationError(
+            f"site {wrong[0]!r} has the scale {float(qann.sites[wrong[0]].scale)}; it must be positive"
+        )
+    return build(qann)
+
+
+@torch.no_grad()
+def build(qann: QuantizedModel) -> SpikingModel:
+    """`convert` without its checks, which also makes the empty network that a checkpoint is loaded into."""
+    model = copy.deepcopy(qann)
+    model.eval()
+    neurons: Neurons = {
+        name: Neuron(name, site.scale.detach().clone(), site.lo, site.hi, site.entry)
+        for name, site in model.sites.items()
+    }
+    # Children first, so that a replaced layer takes its sites, already replaced, along.
+    for name, module in reversed(list(model.named_modules())):
+        handler = HANDLERS.get(type(module))
+        if handler is None:
+            continue
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, handler(module, neurons))
+    model.requires_grad_(False)
+    return adopt_spiking(_plain(model), qann.quant_config, qann.canonical)
+
+
+def _neuron(site: Site, neurons: Neurons) -> Neuron:
+    return neurons[site.name]
+
+
+def _linear(layer: QuantSynapse, neurons: Neurons) -> nn.Module:
+    codes, scale = layer.grid_weight()
+    source = neurons[layer.source.name]
+    bias = None if layer.bias is None else layer.bias.detach().clone()
+    new = SpikingLinear(layer.name, codes.clone(), scale, bias, layer.weight_bits, source)
+    return _with_sites(new, layer)
+
+
+def _input(layer: QuantInput, neurons: Neurons) -> nn.Module:
+    codes, scale = layer.grid_weight()
+    bias = None if layer.bias is None else layer.bias.detach().clone()
+    new = SpikingInput(layer.name, codes.clone(), scale, bias, layer.weight_bits, layer.geometry())
+    return _with_sites(new, layer)
+
+
+def _attention(attention: QuantAttention, neurons: Neurons) -> Attention:
+    return Attention(**{s: neurons[getattr(attention, s).name] for s in SITES})
+
+
+HANDLERS: dict[type, Callable[[Any, Neurons], nn.Module]] = {
+    Site: _neuron,
+    QuantLinear: _linear,
+    QuantConv1D: _linear,
+    QuantInput: _input,
+    QuantAttention: _attention,
+}
+
+
+def _with_sites(new: nn.Module, old: nn.Module) -> nn.Module:
+    for child in (SITE_OUT, SITE_IN):
+        if hasattr(old, child):
+            new.add_module(child, getattr(old, child))
+    attach_hooks(new)
+    return new
+
+
+def _plain(model: QuantizedModel) -> nn.Module:
+    """Back to the Hugging Face class, before the spiking class is mixed in."""
+    for attribute in ("quant_config", "canonical", "constants"):
+        model.__dict__.pop(attribute, None)
+    model.__class__ = type(model).own_class
+    return model

@@ -1,0 +1,70 @@
+"""Who computes: the arithmetic behind every site and every product of a network on the integer grid.
+
+A quantized network in `eval()` mode and a spiking network are the same modules asking the same four questions:
+which codes does a site hold, what is a product with weights, what is a product of two code tensors, what does an
+input layer see. `Execution` answers for the quantized network, at once. The engines under `simulate/` answer for the
+spiking network, over time. `executing` says who answers inside a `with` block.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from spikezip.ops import grid, rounding
+
+
+class SiteLike(Protocol):
+    """What an execution needs to know of a site: its name, scale, range, and whether the input enters here."""
+
+    name: str
+    lo: int
+    hi: int
+    entry: bool
+
+    @property
+    def step_size(self) -> Tensor: ...
+
+
+class Execution:
+    """The quantized network's own arithmetic: no time, every site holds its final code."""
+
+    def codes(self, site: SiteLike, u: Tensor) -> Tensor:
+        """The codes of a site whose (running) input is `u`, as a float tensor of integers."""
+        return rounding.code(u, site.step_size, site.lo, site.hi)
+
+    def linear(
+        self, owner: nn.Module, tag: str, codes: Tensor, weight: Tensor, dtype: torch.dtype, largest: int
+    ) -> Tensor:
+        """`codes · weightᵀ` of the synapse `owner` (`tag` tells its halves apart), summed exactly in `dtype`."""
+        return grid.linear(codes, weight, dtype, largest)
+
+    def matmul(self, owner: nn.Module, tag: str, a: Tensor, b: Tensor, dtype: torch.dtype, largest: int) -> Tensor:
+        """`a · b` of two code tensors in the attention `owner`, summed exactly in `dtype`."""
+        return grid.matmul(a, b, dtype, largest)
+
+    def inject(self, owner: nn.Module, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        """The output of an input layer, which sees floats."""
+        return layer(x)
+
+
+_DIRECT = Execution()
+_current: ContextVar[Execution | None] = ContextVar("spikezip_execution", default=None)
+
+
+def current() -> Execution:
+    """Who answers now; outside any `executing` block, the quantized network's own arithmetic."""
+    return _current.get() or _DIRECT
+
+
+@contextmanager
+def executing(execution: Execution) -> Iterator[Execution]:
+    """Let `execution` answer for every site and product inside the block."""
+    token = _current.set(execution)
+    try:
+        yield execution
+    finally:
+        _current.reset(token)

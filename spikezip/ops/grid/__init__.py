@@ -1,0 +1,24 @@
+"""Products of codes with integer weights, exact in floating-point units (derivation in README.md)."""
+
+from spikezip.ops.grid.fast import linear, matmul
+from spikezip.ops.grid.reference import (
+    INPUT_FRACTION_BITS,
+    WEIGHT_BITS,
+    accumulator,
+    fixed_point,
+    halves,
+    linear_bound,
+    weight_grid,
+)
+
+__all__ = [
+    "INPUT_FRACTION_BITS",
+    "WEIGHT_BITS",
+    "accumulator",
+    "fixed_point",
+    "halves",
+    "linear",
+    "linear_bound",
+    "matmul",
+    "weight_grid",
+]

@@ -1,0 +1,102 @@
+"""Weights on an integer grid, the bound on what a product can reach, and the product itself."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spikezip.errors import ConfigError
+from spikezip.ops import rounding
+
+# 16 bits stop at 127·256 + 127, so that both halves fit into int8.
+LARGEST_WEIGHT = {8: 127, 16: 32639}
+WEIGHT_BITS = tuple(LARGEST_WEIGHT)
+INPUT_FRACTION_BITS = 16
+
+
+def weight_grid(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Integer weights and their scale per output channel (dimension 0): `W ≈ W_int · s_w`.
+
+    This is the one function that decides integer weights: training, evaluation and conversion all call it.
+
+    Example:
+        >>> codes, scale = weight_grid(torch.tensor([[0.5, -1.27], [0.0, 0.0]]), bits=8)
+        >>> codes, scale
+        (tensor([[  50., -127.],
+                [   0.,    0.]]), tensor([0.0100, 1.0000]))
+    """
+    top = LARGEST_WEIGHT[bits]
+    rows = weight.detach().flatten(1)
+    largest = rows.abs().amax(dim=1)
+    scale = torch.where(largest > 0, largest / top, torch.ones_like(largest))
+    # `largest / top` may underflow to zero for denormal rows; those are zero for every purpose.
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    codes = rounding.reference.code(rows, scale[:, None], -top, top)
+    return codes.view_as(weight), scale
+
+
+def halves(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """16-bit weights as `256·high + low`, with `low` in −128 … 127.
+
+    Example:
+        >>> halves(torch.tensor([32639.0, -200.0]))
+        (tensor([127.,  -1.]), tensor([127.,  56.]))
+    """
+    low = torch.remainder(codes + 128, 256) - 128
+    return (codes - low) / 256, low
+
+
+def linear_bound(weight: Tensor, largest_code: int) -> int:
+    """The largest partial sum that `codes · weight` can reach, over all output channels.
+
+    Example:
+        >>> linear_bound(torch.tensor([[3.0, -4.0], [1.0, 1.0]]), largest_code=31)
+        217
+    """
+    return int(weight.flatten(1).to(torch.float64).abs().sum(dim=1).max()) * largest_code
+
+
+def accumulator(bound: int, what: str) -> torch.dtype:
+    """The narrowest float type that holds every integer up to `bound`.
+
+    Example:
+        >>> accumulator(2**24 - 1, "a product"), accumulator(2**24, "a product")
+        (torch.float32, torch.float64)
+    """
+    if bound < 2**24:
+        return torch.float32
+    if bound < 2**53:
+        return torch.float64
+    raise ConfigError(f"{what} can reach {bound:.3g}, beyond exact integers (2^53); use fewer levels or weight bits")
+
+
+def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`codes · weightᵀ` summed in `dtype`.
+
+    Example:
+        >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3, 4]], dtype=torch.int8), torch.float32)
+        tensor([[11.]])
+    """
+    return F.linear(codes.to(dtype), weight.to(dtype))
+
+
+def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """`a · b` of two code tensors, summed in `dtype`.
+
+    Example:
+        >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]]), torch.float32)
+        tensor([[11.]])
+    """
+    return torch.matmul(a.to(dtype), b.to(dtype))
+
+
+def fixed_point(x: Tensor, bound: float, what: str) -> Tensor:
+    """A float input as integers in units of 2^-16 (float64), after checking that sums up to `bound·|x|` stay exact.
+
+    Example:
+        >>> fixed_point(torch.tensor([0.5, -1.0]), bound=100, what="the input")
+        tensor([ 32768., -65536.], dtype=torch.float64)
+    """
+    integers = torch.floor(x.to(torch.float64) * 2**INPUT_FRACTION_BITS + 0.5)
+    if x.numel() and float(integers.abs().max()) * bound >= 2**53:
+        raise ConfigError(f"{what} holds values up to {float(x.abs().max()):.3g}: too large; normalise it")
+    return integers

@@ -1,0 +1,5 @@
+"""The ST-BIF+ neuron (derivation in README.md)."""
+
+from spikezip.ops.neuron.reference import NeuronState, fire, initial_state, membrane, scan, slew, step
+
+__all__ = ["NeuronState", "fire", "initial_state", "membrane", "scan", "slew", "step"]

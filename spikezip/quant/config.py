@@ -1,0 +1,109 @@
+"""What a user decides about quantization: levels and ranges of sites, bits of weights."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from fnmatch import fnmatchcase
+from typing import Any
+
+from spikezip.errors import ConfigError
+from spikezip.ops.grid import WEIGHT_BITS
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """Settings for the sites that a name pattern matches. `lo` and `hi` come together and override `levels`.
+
+    Example:
+        >>> SiteConfig(levels=8).range(signed=True, default_levels=32)
+        (-4, 3)
+    """
+
+    levels: int | None = None
+    signed: bool | None = None
+    lo: int | None = None
+    hi: int | None = None
+
+    def range(self, signed: bool, default_levels: int) -> tuple[int, int]:
+        """The codes `lo, hi` of a site that is signed or not unless said otherwise here."""
+        if (self.lo is None) != (self.hi is None):
+            raise ConfigError("lo and hi are set together: give both or neither")
+        if self.lo is not None and self.hi is not None:
+            if not -32768 <= self.lo <= 0 < self.hi <= 32767:
+                raise ConfigError(f"lo={self.lo}, hi={self.hi}: need lo ≤ 0 < hi, within 16 bits")
+            if self.hi - self.lo + 1 > 256:
+                raise ConfigError(f"lo={self.lo}, hi={self.hi} makes {self.hi - self.lo + 1} levels; at most 256")
+            return self.lo, self.hi
+        levels = default_levels if self.levels is None else self.levels
+        signed = signed if self.signed is None else self.signed
+        check_levels(levels, signed)
+        return (-levels // 2, levels // 2 - 1) if signed else (0, levels - 1)
+
+
+@dataclass(frozen=True)
+class QuantConfig:
+    """How a model is quantized.
+
+    Args:
+        levels: codes per site; even, 4 to 256 (unsigned sites: from 2).
+        weight_bits: 8 or 16 put weights on an integer grid per output channel, where conversion is exact;
+            None keeps float weights, as in the paper.
+        sites: settings by site-name pattern (`*` matches anything); the last pattern that matches wins.
+
+    Example:
+        >>> config = QuantConfig(levels=16, sites={"*.p": SiteConfig(levels=64)})
+        >>> config.site("layers.0.attention.p").levels
+        64
+        >>> QuantConfig.from_json(config.to_json()) == config
+        True
+    """
+
+    levels: int = 32
+    weight_bits: int | None = 8
+    sites: Mapping[str, SiteConfig] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_levels(self.levels, signed=self.levels != 2)
+        if self.weight_bits is not None and self.weight_bits not in WEIGHT_BITS:
+            raise ConfigError(f"weight_bits={self.weight_bits!r}: choose 8, 16, or None for float weights")
+        sites = {k: v if isinstance(v, SiteConfig) else SiteConfig(**v) for k, v in self.sites.items()}
+        for pattern, site in sites.items():
+            try:
+                site.range(signed=site.levels != 2, default_levels=self.levels)
+            except ConfigError as error:
+                raise ConfigError(f"sites[{pattern!r}]: {error}") from None
+        object.__setattr__(self, "sites", sites)
+
+    def site(self, name: str) -> SiteConfig:
+        """The settings for the site of this name."""
+        found = SiteConfig()
+        for pattern, config in self.sites.items():
+            if fnmatchcase(name, pattern):
+                found = config
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "QuantConfig":
+        unknown = set(data) - {f.name for f in fields(cls)}
+        if unknown:
+            raise ConfigError(f"unknown quantization settings: {', '.join(sorted(unknown))}")
+        return cls(**data)
+
+
+def check_levels(levels: int, signed: bool) -> None:
+    """Refuse levels that no site can have.
+
+    Example:
+        >>> check_levels(7, signed=True)
+        Traceback (most recent call last):
+            ...
+        spikezip.errors.ConfigError: levels=7: signed sites take an even number from 4 to 256
+    """
+    if isinstance(levels, bool) or not isinstance(levels, int):
+        raise ConfigError(f"levels={levels!r}: a whole number is needed")
+    if signed and not (4 <= levels <= 256 and levels % 2 == 0):
+        raise ConfigError(f"levels={levels}: signed sites take an even number from 4 to 256")
+    if not signed and not 2 <= levels <= 256:
+        raise ConfigError(f"levels={levels}: unsigned sites take 2 to 256")

@@ -1,0 +1,159 @@
+"""The loop over time: chunks of steps, the stop at equilibrium, and what comes out."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from spikezip.batches import Batch, Prepared, prepare
+from spikezip.errors import ConfigError, SpikezipError
+from spikezip.execution import executing
+from spikezip.simulate.engine import Engine, Settings
+from spikezip.simulate.folded import FoldedEngine
+from spikezip.simulate.model import SpikingModel
+from spikezip.simulate.outputs import primary
+from spikezip.simulate.run import Run
+from spikezip.simulate.spike import SpikeEngine
+
+ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine}
+CODINGS = ("analog", "rate")
+Steps = int | Literal["equilibrium"]
+
+
+@torch.no_grad()
+def simulate(
+    snn: SpikingModel,
+    batch: Batch,
+    steps: Steps = 64,
+    engine: str = "folded",
+    *,
+    coding: str = "analog",
+    max_spike: int = 1,
+    chunk: int | None = None,
+    record: tuple[str, ...] | list[str] = (),
+    max_steps: int | None = None,
+) -> Run:
+    """Run a batch through a spiking network, step by step.
+
+    Args:
+        snn: what `spikezip.convert` made.
+        batch: a dict of model inputs, or the main input alone; labels are left out.
+        steps: how many, or `"equilibrium"`: until nothing fires.
+        engine: `"folded"` (fast) or `"spike"` (the paper, step by step). The spikes are the same.
+        coding: `"analog"`: the input is there from the first step; `"rate"`: it rises over the first L steps, L being
+            the levels of the first site.
+        max_spike: the largest spike; 1 gives the paper's ternary spikes.
+        chunk: steps that the folded engine takes at once; by default chosen from the size of the batch.
+        record: names of sites whose full spike trains are kept.
+        max_steps: cap for `steps="equilibrium"`; by default a bound that no network can exceed.
+
+    Example:
+        >>> import spikezip, torch, transformers
+        >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
+        >>> qann = spikezip.quantize(transformers.ViTModel(vit), spikezip.QuantConfig(levels=8))
+        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> run = spikezip.simulate(snn, torch.randn(2, 3, 32, 32), steps="equilibrium")
+        >>> run.settled, run.logits_per_step.shape[0] == run.steps
+        (True, True)
+    """
+    prepared, driver = start(snn, batch, engine, coding, max_spike, record)
+    limit = _limit(snn, steps, max_steps, driver.settings.ramp)
+    outputs: list[Tensor] = []
+    with executing(driver):
+        for n in _chunks(limit, chunk, prepared, driver):
+            outputs.append(primary(driver.advance(snn.network, prepared.inputs, n)))
+            if bool(driver.settled(driver.last_spike()).all()):
+                break
+    return _collect(snn, driver, outputs, None if steps == "equilibrium" else limit, engine)
+
+
+@torch.no_grad()
+def equilibrium_output(snn: SpikingModel, batch: dict[str, Any]) -> Any:
+    """The model's own output, labels and loss included, of a last silent step after the network has settled."""
+    prepared, driver = start(snn, batch, "folded", "analog", 1, ())
+    with executing(driver):
+        for n in _chunks(_limit(snn, "equilibrium", None, 1), None, prepared, driver):
+            driver.advance(snn.network, prepared.inputs, n)
+            if bool(driver.settled(driver.last_spike()).all()):
+                break
+        driver.begin(1)
+        return snn.network(**prepared.inputs, **prepared.labels)
+
+
+def start(
+    snn: SpikingModel, batch: Batch, engine: str, coding: str, max_spike: int, record: Any
+) -> tuple[Prepared, Engine]:
+    """Check everything a user can get wrong, before any work."""
+    if not isinstance(snn, SpikingModel):
+        raise ConfigError(f"simulate takes what spikezip.convert returns, not {type(snn).__name__}")
+    if engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
+    if coding not in CODINGS:
+        raise ConfigError(f"coding={coding!r}: choose one of {', '.join(CODINGS)}")
+    if isinstance(max_spike, bool) or not isinstance(max_spike, int) or max_spike < 1:
+        raise ConfigError(f"max_spike={max_spike!r}: a whole number from 1 is needed")
+    neurons = snn.neurons
+    unknown = [name for name in record if name not in neurons]
+    if unknown:
+        raise ConfigError(f"no site is called {', '.join(map(repr, unknown))}; see snn.neurons for the names")
+    snn.check_dtype()
+    prepared = prepare(snn, batch)
+    entry = next(neuron for neuron in neurons.values() if neuron.entry)
+    ramp = entry.levels if coding == "rate" else 1
+    return prepared, ENGINES[engine](Settings(prepared.size, ramp, max_spike, frozenset(record)))
+
+
+def _limit(snn: SpikingModel, steps: Steps, max_steps: int | None, ramp: int) -> int:
+    if steps == "equilibrium":
+        # Once a site's input rests, its tracer walks over at most all its levels; stages settle one after another.
+        bound = ramp + sum(neuron.levels for neuron in snn.neurons.values()) + 1
+        return bound if max_steps is None else max_steps
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"steps={steps!r}: a whole number from 1, or 'equilibrium'")
+    return steps
+
+
+def _chunks(limit: int, chunk: int | None, prepared: Prepared, engine: Engine) -> Any:
+    """Sizes of consecutive chunks that make up `limit` steps."""
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise ConfigError(f"chunk={chunk!r}: a whole number from 1, or None")
+    size = chunk or 8
+    while engine.done < limit:
+        yield min(size, limit - engine.done)
+
+
+def _collect(snn: SpikingModel, engine: Engine, outputs: list[Tensor], steps: int | None, name: str) -> Run:
+    logits = torch.cat(outputs)
+    if not bool(torch.isfinite(logits).all()):
+        raise SpikezipError("the network's output is not finite; check the weights and the scales of the sites")
+    last = engine.last_spike()
+    settled = engine.settled(last)
+    t_eq = [int(t) if ok else None for t, ok in zip(last.tolist(), settled.tolist(), strict=True)]
+    computed = engine.done
+    if steps is None:
+        # The chunk may have run past the end; what remains is the last spike and one silent step to show it.
+        known = [t for t in t_eq if t is not None]
+        steps = max(max(known) + 1, engine.settings.ramp) if len(known) == len(t_eq) else computed
+    missing = steps - computed
+    if missing > 0:  # the network is at equilibrium: what follows is silent
+        logits = torch.cat([logits, logits[-1:].expand(missing, *logits.shape[1:])])
+    logits = logits[:steps]
+
+    def over_time(chunks: list[Tensor]) -> Tensor:
+        whole = torch.cat(chunks)[:steps]
+        silent = whole.new_zeros(max(missing, 0), *whole.shape[1:])
+        return torch.cat([whole, silent]) if missing > 0 else whole
+
+    batch = engine.settings.batch
+    return Run(
+        logits=logits[-1],
+        logits_per_step=logits,
+        steps=steps,
+        computed_steps=min(computed, steps),
+        t_eq=t_eq,
+        engine=name,
+        spike_counts={site: over_time(c).to(torch.int64) for site, c in engine.spike_counts.items()},
+        neurons={site: tracer.numel() // batch for site, tracer in engine.tracers.items()},
+        trains={site: over_time(c) for site, c in engine.trains.items()},
+        tracers=dict(engine.tracers),
+    )

@@ -1,0 +1,61 @@
+"""The folded engine: the accumulator domain, with time folded into the batch.
+
+All steps of a chunk go through a layer at once, as a batch of `n·B`. Products are those of the quantized network;
+only the neuron knows about time: a scan over the chunk, which carries the tracer into the next one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spikezip.execution import SiteLike
+from spikezip.ops import rounding
+from spikezip.simulate.engine import Engine
+from spikezip.simulate.outputs import map_tensors
+
+
+class FoldedEngine(Engine):
+    def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
+        self.begin(steps)
+        folded = {k: self._fold(v) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        output = network(**folded)
+        self.end()
+        return map_tensors(output, self._unfold)
+
+    def _fold(self, x: Tensor) -> Tensor:
+        """`[B, …]` → `[n·B, …]`, time first; tensors that are shared by the batch stay as they are."""
+        if x.ndim == 0 or x.shape[0] != self.settings.batch:
+            return x
+        return x.repeat(self.steps, *[1] * (x.ndim - 1))
+
+    def _unfold(self, x: Tensor) -> Tensor:
+        return x.view(self.steps, self.settings.batch, *x.shape[1:])
+
+    def codes(self, site: SiteLike, u: Tensor) -> Tensor:
+        steps = self.steps
+        over_time = u.reshape(steps, u.shape[0] // steps, *u.shape[1:])
+        if site.entry:
+            ramp = self.ramp(u.device, u.dtype)
+            over_time = over_time * ramp.view(steps, *[1] * (u.ndim))
+        tracer = self.tracer(site, over_time[0])
+        codes = rounding.code(over_time, site.step_size, site.lo, site.hi)
+        spikes = torch.empty_like(codes)
+        m = self.settings.max_spike
+        # The closed form S_t = S_{t−1} + clamp(code − S_{t−1}, −m, m), in place: `codes` becomes the tracers.
+        for code, spike in zip(codes, spikes, strict=True):
+            torch.sub(code, tracer, out=spike)
+            spike.clamp_(-m, m)
+            torch.add(tracer, spike, out=code)
+            tracer = code
+        self.tracers[site.name] = tracer.clone()
+        self.record(site, spikes)
+        return codes.view(u.shape)
+
+    def inject(self, owner: nn.Module, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        """The input does not change: its layer is evaluated once, and repeated for every step."""
+        if owner not in self.injected:
+            self.injected[owner] = layer(x[: x.shape[0] // self.steps])
+        once = self.injected[owner]
+        return once.repeat(self.steps, *[1] * (once.ndim - 1))

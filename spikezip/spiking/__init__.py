@@ -1,0 +1,8 @@
+"""The parts of a spiking network on the integer grid: neuron, synapse, attention, differential operator."""
+
+from spikezip.spiking.attention import Attention
+from spikezip.spiking.differential import Differential
+from spikezip.spiking.neuron import Neuron
+from spikezip.spiking.synapse import SpikingInput, SpikingLinear
+
+__all__ = ["Attention", "Differential", "Neuron", "SpikingInput", "SpikingLinear"]

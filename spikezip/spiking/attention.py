@@ -1,0 +1,70 @@
+"""Self-attention with its five sites: q, k, v, the attention probabilities, the output (SESA in the paper)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spikezip.execution import current
+from spikezip.ops import grid
+from spikezip.spiking.neuron import Neuron
+
+SITES = ("q", "k", "v", "p", "o")
+
+
+class Attention(nn.Module):
+    """Attention between codes: scores are integers times `s_q·s_k`, the mix is integers times `s_p·s_v`.
+
+    One module serves the spiking network, where an engine makes both products from spikes, and the quantized network.
+    """
+
+    q: Neuron
+    k: Neuron
+    v: Neuron
+    p: Neuron
+    o: Neuron
+
+    def __init__(self, q: Neuron, k: Neuron, v: Neuron, p: Neuron, o: Neuron) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.p, self.o = q, k, v, p, o
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scaling: float,
+        groups: int = 1,
+        dropout: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """`[B, heads, tokens, d]` in; the output `[B, tokens, heads, d]` and the probabilities, both as values."""
+        q, k, v = self.q.codes(query), self.k.codes(key), self.v.codes(value)
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        scores = self._product("qk", q, k.transpose(2, 3), self.q, self.k) * scaling
+        p = self.p.codes(masked_softmax(scores, mask))
+        mixed = self._product("pv", p, v, self.p, self.v)
+        output = self.o(mixed.transpose(1, 2).contiguous())
+        return output, p * self.p.step_size
+
+    def _product(self, tag: str, a: Tensor, b: Tensor, left: Neuron, right: Neuron) -> Tensor:
+        largest = max(left.largest, right.largest)
+        bound = a.shape[-1] * left.largest * right.largest
+        dtype = torch.promote_types(grid.accumulator(bound, f"the product {tag} at {left.name!r}"), a.dtype)
+        total = current().matmul(self, tag, a, b, dtype, largest)
+        factor = left.step_size * right.step_size
+        return (total * factor.to(total.dtype)).to(a.dtype)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Spike-Softmax on running scores. The mask is added anew each time: entered once, it would absorb later scores.
+
+    Example:
+        >>> masked_softmax(torch.zeros(1, 2), torch.tensor([[0.0, -1e9]]))
+        tensor([[1., 0.]])
+    """
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, torch.finfo(scores.dtype).min)
+        scores = scores + mask
+    return F.softmax(scores, dim=-1)
