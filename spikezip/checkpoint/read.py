@@ -55,21 +55,27 @@ def _locate(name: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "*.txt"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"{name!r} is neither a folder here nor reachable on the Hub: {error}") from None
+        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]))
+    except HFValidationError:
+        raise CheckpointError(
+            f"there is no folder {str(name)!r}, and no network on the Hub can have that name"
+        ) from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(f"{str(name)!r} is neither a folder here nor reachable on the Hub: {error}") from None
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
-        raise CheckpointError(f"{folder} holds no {MANIFEST}: it is not a spikezip checkpoint, or its save broke off")
+        raise CheckpointError(f"{folder} holds no {MANIFEST}: it is not a spikezip checkpoint")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a spikezip manifest")
+    if manifest.get("complete") is False:
+        raise CheckpointError(f"{folder} is incomplete: its save broke off; save the network again")
     if manifest.get("format_version") != FORMAT_VERSION:
         raise CheckpointError(
             f"{path} has format version {manifest.get('format_version')}, this spikezip reads {FORMAT_VERSION}; upgrade"
@@ -99,7 +105,7 @@ def _read_tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
 def _empty_network(folder: Path, manifest: dict[str, Any]) -> QuantizedModel | SpikingModel:
     """A network of the right shape, its weights still to be filled in."""
     cls: Any = getattr(transformers, manifest["model_class"], None)
-    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+    if not isinstance(cls, type) or not issubclass(cls, transformers.PreTrainedModel):
         raise CheckpointError(
             f"{folder} holds a {manifest['model_class']}, which transformers {transformers.__version__} does not have"
         )
@@ -108,10 +114,14 @@ def _empty_network(folder: Path, manifest: dict[str, Any]) -> QuantizedModel | S
         quantization = QuantConfig.from_json(manifest["quantization"])
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said when the network was quantized
-            model = cls(cls.config_class.from_dict(settings)).to(getattr(torch, manifest["dtype"]))
+            model = _make(cls, settings).to(getattr(torch, manifest["dtype"]))
             plan = checked_plan(model)
             apply_plan(model, plan, quantization)
     except (json.JSONDecodeError, TypeError, ValueError, SpikezipError) as error:
         raise CheckpointError(f"{folder} cannot be rebuilt: {error}") from error
     qann = adopt_model(model, quantization, plan)
     return build(qann) if manifest["kind"] == "snn" else qann
+
+
+def _make(cls: Any, settings: dict[str, Any]) -> Any:
+    return cls(cls.config_class.from_dict(settings))

@@ -10,7 +10,16 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
 from spikezip.adoption import own_class
-from spikezip.checkpoint.format import CONFIG, FORMAT, FORMAT_VERSION, MANIFEST, canonical_keys, checksum, digest
+from spikezip.checkpoint.format import (
+    CERTIFICATE,
+    CONFIG,
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    canonical_keys,
+    checksum,
+    digest,
+)
 from spikezip.errors import ConfigError
 
 
@@ -39,9 +48,11 @@ def save(model: Any, folder: str | Path, *, max_shard_size: int | str = "5GB", *
         return
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for old in folder.glob("model*.safetensors"):
-        old.unlink()
+    if (folder / CONFIG).exists() and not (folder / MANIFEST).exists():
+        raise ConfigError(f"{folder} holds a model that spikezip did not save; choose another folder")
+    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "complete": False}) + "\n", encoding="utf-8")
+    for old in (*folder.glob("model*.safetensors"), folder / CERTIFICATE):
+        old.unlink(missing_ok=True)
 
     names = canonical_keys(model, model.canonical)
     tensors: dict[str, torch.Tensor] = {}

@@ -180,6 +180,8 @@ def _kind(module: nn.Module) -> str:
         return "passes on"
     if kind.endswith("LayerScale") or isinstance(module, nn.AdaptiveAvgPool1d):
         return "linear, without a product of codes"
+    if kind.endswith("Pooler") and not any(True for _ in module.children()):
+        return "passes on"  # picks a token, or averages them
     if is_activation(module):
         return "activation"
     return ""

@@ -23,11 +23,20 @@ class SiteConfig:
     lo: int | None = None
     hi: int | None = None
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "SiteConfig":
+        unknown = set(data) - {f.name for f in fields(cls)}
+        if unknown:
+            raise ConfigError(f"unknown site settings: {', '.join(sorted(unknown))}")
+        return cls(**data)
+
     def range(self, signed: bool, default_levels: int) -> tuple[int, int]:
         """The codes `lo, hi` of a site that is signed or not unless said otherwise here."""
         if (self.lo is None) != (self.hi is None):
             raise ConfigError("lo and hi are set together: give both or neither")
         if self.lo is not None and self.hi is not None:
+            if any(isinstance(x, bool) or not isinstance(x, int) for x in (self.lo, self.hi)):
+                raise ConfigError(f"lo={self.lo!r}, hi={self.hi!r}: whole numbers are needed")
             if not -32768 <= self.lo <= 0 < self.hi <= 32767:
                 raise ConfigError(f"lo={self.lo}, hi={self.hi}: need lo ≤ 0 < hi, within 16 bits")
             if self.hi - self.lo + 1 > 256:
@@ -62,13 +71,15 @@ class QuantConfig:
     sites: Mapping[str, SiteConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_levels(self.levels, signed=self.levels != 2)
+        check_levels(self.levels, signed=True)  # every network has signed sites; unsigned ones are set by pattern
         if self.weight_bits is not None and self.weight_bits not in WEIGHT_BITS:
             raise ConfigError(f"weight_bits={self.weight_bits!r}: choose 8, 16, or None for float weights")
-        sites = {k: v if isinstance(v, SiteConfig) else SiteConfig(**v) for k, v in self.sites.items()}
-        for pattern, site in sites.items():
+        sites = {}
+        for pattern, site in self.sites.items():
             try:
-                site.range(signed=site.levels != 2, default_levels=self.levels)
+                sites[pattern] = site = site if isinstance(site, SiteConfig) else SiteConfig.from_json(site)
+                # Whether a site is signed is known when it is placed: until then a setting must be possible for one.
+                site.range(signed=False, default_levels=self.levels)
             except ConfigError as error:
                 raise ConfigError(f"sites[{pattern!r}]: {error}") from None
         object.__setattr__(self, "sites", sites)

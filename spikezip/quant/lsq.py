@@ -13,7 +13,8 @@ class _LSQ(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, scale: Tensor, lo: int, hi: int) -> Tensor:
-        codes = rounding.code(u, scale.detach(), lo, hi)
+        scale = rounding.representable(scale)
+        codes = rounding.code(u, scale, lo, hi)
         ctx.save_for_backward(u, scale)
         ctx.range = lo, hi
         return codes * scale

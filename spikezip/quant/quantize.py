@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -43,6 +44,9 @@ def quantize(model: PreTrainedModel, config: QuantConfig | None = None) -> Quant
 
 
 def apply_plan(model: PreTrainedModel, plan: Plan, config: QuantConfig) -> None:
+    idle = [pattern for pattern in config.sites if not any(fnmatchcase(site.name, pattern) for site in plan.sites)]
+    if idle:
+        raise ConfigError(f"no site matches {', '.join(map(repr, idle))}; spikezip.coverage(model) lists the sites")
     modules = dict(model.named_modules())
     for parameter, product in plan.folds.items():
         _fold(model, parameter, modules[product])
@@ -75,8 +79,8 @@ def apply_plan(model: PreTrainedModel, plan: Plan, config: QuantConfig) -> None:
         model.config.use_cache = False  # a step looks at the whole sequence
     if warned:
         warnings.warn(
-            f"{', '.join(sorted(warned))} is a differential operator in the spiking network: exact, but recomputed in "
-            "every step. Fine-tune with ReLU for a network that only adds spikes.",
+            f"a differential operator in the spiking network: {', '.join(sorted(warned))}. It is exact, but recomputed "
+            "in every step; fine-tune with ReLU for a network that only adds spikes.",
             stacklevel=3,
         )
 

@@ -31,6 +31,7 @@ def simulate(
     max_spike: int = 1,
     chunk: int | None = None,
     record: tuple[str, ...] | list[str] = (),
+    stop_early: bool = True,
     max_steps: int | None = None,
 ) -> Run:
     """Run a batch through a spiking network, step by step.
@@ -45,6 +46,7 @@ def simulate(
         max_spike: the largest spike; 1 gives the paper's ternary spikes.
         chunk: steps that the folded engine takes at once; by default chosen from the size of the batch.
         record: names of sites whose full spike trains are kept.
+        stop_early: leave out steps after equilibrium, which are silent; what is returned is the same.
         max_steps: cap for `steps="equilibrium"`; by default a bound that no network can exceed.
 
     Example:
@@ -58,11 +60,12 @@ def simulate(
     """
     prepared, driver = start(snn, batch, engine, coding, max_spike, record)
     limit = _limit(snn, steps, max_steps, driver.settings.ramp)
+    stop_early = stop_early or steps == "equilibrium"
     outputs: list[Tensor] = []
     with executing(driver):
         for n in _chunks(limit, chunk, prepared, driver):
             outputs.append(primary(driver.advance(snn.network, prepared.inputs, n)))
-            if bool(driver.settled(driver.last_spike()).all()):
+            if stop_early and bool(driver.settled(driver.last_spike()).all()):
                 break
     return _collect(snn, driver, outputs, None if steps == "equilibrium" else limit, engine)
 

@@ -64,14 +64,10 @@ class Engine(Execution):
     def end(self) -> None:
         self.done += self.steps
 
-    def record(self, site: SiteLike, spikes: Tensor) -> None:
-        """Count the spikes `[n, rows, …]` of a site per step and sample, and keep them if asked to."""
-        per_sample = spikes.reshape(spikes.shape[0], self.settings.batch, -1)
-        # Counts are integers far below 2^24, so the float sum is exact. A graded spike of m counts as m.
-        self.spike_counts[site.name].append(torch.linalg.vector_norm(per_sample, ord=1, dim=2))
-        if site.name in self.settings.record:
-            narrow = torch.int8 if self.settings.max_spike <= 127 else torch.int16
-            self.trains[site.name].append(spikes.to(narrow))
+    def keep(self, site: SiteLike, spikes: Tensor) -> None:
+        """Keep the spikes `[n, …]` of a site that is recorded."""
+        narrow = torch.int8 if self.settings.max_spike <= 127 else torch.int16
+        self.trains[site.name].append(spikes.to(narrow))
 
     def activity(self) -> Tensor:
         """Spikes of all sites together, `[steps done, B]`."""

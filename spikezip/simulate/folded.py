@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spikezip.execution import SiteLike
-from spikezip.ops import rounding
+from spikezip.ops import neuron
 from spikezip.simulate.engine import Engine
 from spikezip.simulate.outputs import map_tensors
 
@@ -40,18 +40,21 @@ class FoldedEngine(Engine):
             ramp = self.ramp(u.device, u.dtype)
             over_time = over_time * ramp.view(steps, *[1] * (u.ndim))
         tracer = self.tracer(site, over_time[0])
-        codes = rounding.code(over_time, site.step_size, site.lo, site.hi)
-        spikes = torch.empty_like(codes)
-        m = self.settings.max_spike
-        # The closed form S_t = S_{t−1} + clamp(code − S_{t−1}, −m, m), in place: `codes` becomes the tracers.
-        for code, spike in zip(codes, spikes, strict=True):
-            torch.sub(code, tracer, out=spike)
-            spike.clamp_(-m, m)
-            torch.add(tracer, spike, out=code)
-            tracer = code
-        self.tracers[site.name] = tracer.clone()
-        self.record(site, spikes)
-        return codes.view(u.shape)
+        tracers, counts = neuron.walk(
+            over_time.reshape(steps, -1),
+            tracer.reshape(-1),
+            site.step_size,
+            site.lo,
+            site.hi,
+            self.settings.max_spike,
+            self.settings.batch,
+        )
+        tracers = tracers.view(over_time.shape)
+        self.spike_counts[site.name].append(counts)
+        if site.name in self.settings.record:
+            self.keep(site, tracers - torch.cat([tracer[None], tracers[:-1]]))
+        self.tracers[site.name] = tracers[-1].clone()
+        return tracers.view(u.shape)
 
     def inject(self, owner: nn.Module, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
         """The input does not change: its layer is evaluated once, and repeated for every step."""

@@ -40,7 +40,10 @@ class SpikeEngine(Engine):
         membrane = neuron.membrane(u, tracer, site.step_size)
         spike = neuron.fire(membrane, tracer, threshold, site.lo, site.hi, self.settings.max_spike).to(u.dtype)
         self.tracers[site.name] = tracer + spike
-        self.record(site, spike.unsqueeze(0))
+        # Counts are integers far below 2^24, so the float sum is exact. A graded spike of m counts as m.
+        self.spike_counts[site.name].append(spike.abs().reshape(1, self.settings.batch, -1).sum(dim=2))
+        if site.name in self.settings.record:
+            self.keep(site, spike.unsqueeze(0))
         return self.tracers[site.name]
 
     def arriving(self, owner: nn.Module, tag: str, codes: Tensor) -> Tensor:

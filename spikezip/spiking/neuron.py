@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from spikezip.errors import CoverageError
 from spikezip.execution import current
+from spikezip.ops import rounding
 
 _checking: ContextVar[bool] = ContextVar("spikezip_checking", default=False)
 
@@ -50,7 +51,7 @@ class Neuron(nn.Module):
     @property
     def step_size(self) -> Tensor:
         """The scale s: a neuron's threshold, a quantizer's step."""
-        return self.scale.detach()
+        return rounding.representable(self.scale.detach())
 
     @property
     def levels(self) -> int:

@@ -1,0 +1,244 @@
+"""What `--data` names, as batches of model inputs: sentences, arrays of images, pictures in a folder."""
+
+import csv
+import inspect
+import json
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from spikezip.adoption import own_class
+from spikezip.cli.folders import TOKENIZER_FILES
+from spikezip.errors import InputError
+
+TEXT_COLUMNS = ("sentence", "text", "content", "review")
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples in the order of their file: `texts`, or `images` (one array, or paths of pictures); maybe labels."""
+
+    texts: Sequence[str] = ()
+    images: np.ndarray | Sequence[Path] = ()
+    labels: Sequence[Any] | None = None
+
+    def __len__(self) -> int:
+        return max(len(self.texts), len(self.images))
+
+
+def read(path: str) -> Samples:
+    """Open what `--data` names, before any model is loaded.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        ...     _ = file.write("label,text\\n1,so good\\n0,so bad\\n")
+        ...     file.flush()
+        ...     read(file.name)
+        Samples(texts=['so good', 'so bad'], images=(), labels=['1', '0'])
+    """
+    file = Path(path)
+    if not file.exists():
+        raise InputError(f"--data {path}: there is no such file or folder")
+    readers = {".txt": _read_lines, ".tsv": _read_table, ".csv": _read_table, ".npz": _read_arrays}
+    reader = _read_folder if file.is_dir() else readers.get(file.suffix.lower())
+    if reader is None:
+        raise InputError(f"--data {path}: not one of {', '.join(readers)} or a folder of images")
+    try:
+        samples = reader(file)
+    except (UnicodeDecodeError, csv.Error, zipfile.BadZipFile) as error:
+        raise InputError(f"--data {path} cannot be read: {error}") from None
+    if not len(samples):
+        raise InputError(f"--data {path} holds no samples")
+    if samples.labels is not None and len(samples.labels) != len(samples):
+        raise InputError(f"--data {path} holds {len(samples)} samples, but {len(samples.labels)} labels")
+    return samples
+
+
+def batches(
+    samples: Samples, model: PreTrainedModel, folder: Path, batch_size: int, limit: int | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """The inputs that `model` takes, with "labels" where they are known.
+
+    Tokenizer and image-processor files are looked for in `folder`.
+    """
+    collate = _sentences(model, folder) if samples.texts else _images(model, folder)
+    end = min(len(samples), limit or len(samples))
+    for start in range(0, end, batch_size):
+        part = slice(start, min(start + batch_size, end))
+        batch = collate(samples.texts[part] if samples.texts else samples.images[part])
+        if samples.labels is not None:
+            batch["labels"] = _label_tensor(samples.labels[part], model.config)
+        yield batch
+
+
+# ---- files ----
+
+
+def _read_lines(file: Path) -> Samples:
+    lines = (line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines())
+    return Samples(texts=[line for line in lines if line])
+
+
+def _read_table(file: Path) -> Samples:
+    tabs = file.suffix.lower() == ".tsv"
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        # Sentences in .tsv files hold quotation marks that quote nothing.
+        rows = csv.DictReader(
+            stream, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+        )
+        columns = rows.fieldnames or []
+        column = next((name for name in TEXT_COLUMNS if name in columns), None)
+        if column is None:
+            raise InputError(
+                f"{file} needs a column {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]}; "
+                f"its first line names {', '.join(columns) or 'none'}"
+            )
+        wanted = [column, "label"] if "label" in columns else [column]
+        found: dict[str, list[str]] = {name: [] for name in wanted}
+        for row in rows:
+            for name in wanted:
+                if row[name] is None:
+                    raise InputError(f"{file}, line {rows.line_num}: there is no {name!r}")
+                found[name].append(row[name])
+    return Samples(texts=found[column], labels=found.get("label"))
+
+
+def _read_arrays(file: Path) -> Samples:
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            images = next((arrays[name] for name in ("x", "images") if name in arrays), None)
+            labels = next((arrays[name] for name in ("y", "labels") if name in arrays), None)
+            names = ", ".join(arrays)
+    except (ValueError, EOFError):
+        raise InputError(f"{file} is not an .npz archive of plain arrays") from None
+    if images is None:
+        raise InputError(f"{file} needs an array 'x' or 'images'; it holds {names or 'none'}")
+    if images.ndim not in (3, 4) or not (images.dtype == np.uint8 or np.issubdtype(images.dtype, np.floating)):
+        raise InputError(
+            f"{file}: images are uint8 or float and [N, C, H, W], [N, H, W, C] or [N, H, W], "
+            f"not {images.dtype} {list(images.shape)}"
+        )
+    return Samples(images=images, labels=None if labels is None else labels.reshape(-1).tolist())
+
+
+def _read_folder(folder: Path) -> Samples:
+    return Samples(images=sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES))
+
+
+# ---- sentences ----
+
+
+def _sentences(model: PreTrainedModel, folder: Path) -> Any:
+    if model.main_input_name != "input_ids":
+        raise InputError(f"{type(model).__name__} takes {model.main_input_name}, not text")
+    # Without its files AutoTokenizer would make one up, with an all but empty vocabulary.
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InputError(f"{folder} holds no tokenizer, which text needs: copy tokenizer.json and its like there")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    length = min(tokenizer.model_max_length, _positions(model.config))
+    takes = inspect.signature(own_class(model).forward).parameters
+
+    def collate(texts: Sequence[str]) -> dict[str, Tensor]:
+        inputs = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
+        return {name: value for name, value in inputs.items() if name in takes}
+
+    return collate
+
+
+def _positions(config: Any) -> int:
+    """How many tokens a model has positions for. RoBERTa counts positions from behind the padding token's number."""
+    positions = int(getattr(config, "max_position_embeddings", None) or 512)
+    return positions - (int(config.pad_token_id) + 1 if "roberta" in config.model_type else 0)
+
+
+# ---- images ----
+
+
+def _images(model: PreTrainedModel, folder: Path) -> Any:
+    if model.main_input_name != "pixel_values":
+        raise InputError(f"{type(model).__name__} takes {model.main_input_name}, not images")
+    file = folder / "preprocessor_config.json"
+    processor = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    channels = getattr(model.config, "num_channels", 3)
+
+    def collate(images: np.ndarray | Sequence[Path]) -> dict[str, Tensor]:
+        if not isinstance(images, np.ndarray):
+            images = _open_pictures(images, model.config.image_size, channels, processor.get("resample", 2))
+        pixels = torch.from_numpy(_channels_first(images, channels))
+        pixels = _normalize(pixels, processor) if pixels.dtype == torch.uint8 else pixels
+        return {"pixel_values": pixels.to(next(model.parameters()).dtype)}
+
+    return collate
+
+
+def _channels_first(images: np.ndarray, channels: int) -> np.ndarray:
+    if images.ndim == 3:  # grey
+        return np.repeat(images[:, None], channels, axis=1)
+    if images.shape[1] == channels:
+        return images
+    if images.shape[3] == channels:
+        return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    raise InputError(f"images of shape {list(images.shape)} do not have the {channels} channel(s) that the model takes")
+
+
+def _normalize(pixels: Tensor, processor: dict[str, Any]) -> Tensor:
+    """0…255 to what the model was trained on."""
+    values = pixels.to(torch.float32)
+    if processor.get("do_rescale", True):
+        values = values * processor.get("rescale_factor", 1 / 255)
+    if not processor.get("do_normalize", True):
+        return values
+    mean, std = (torch.tensor(processor.get(name, 0.5)).reshape(-1) for name in ("image_mean", "image_std"))
+    if {len(mean), len(std)} - {1, pixels.shape[1]}:
+        raise InputError(f"image_mean has {len(mean)} values, the images have {pixels.shape[1]} channel(s)")
+    return (values - mean[:, None, None]) / std[:, None, None]
+
+
+def _open_pictures(paths: Sequence[Path], size: int | Sequence[int], channels: int, resample: int) -> np.ndarray:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise InputError("a folder of images needs pillow: pip install pillow") from None
+    height, width = (size, size) if isinstance(size, int) else size
+    opened = []
+    for path in paths:
+        try:
+            with Image.open(path) as picture:
+                plain = picture.convert("L" if channels == 1 else "RGB")
+                opened.append(np.asarray(plain.resize((width, height), resample)))
+        except OSError as error:
+            raise InputError(f"{path} cannot be opened as an image: {error}") from None
+    return np.stack(opened)
+
+
+# ---- labels ----
+
+
+def _label_tensor(labels: Sequence[Any], config: Any) -> Tensor:
+    """Class numbers as they are, class names by the model's own list, other numbers as floats (regression)."""
+    known = getattr(config, "label2id", None) or {}
+    if any(isinstance(label, str) and label in known for label in labels):
+        return torch.tensor([_class_number(label, known) for label in labels])
+    try:
+        numbers = [float(label) for label in labels]
+    except ValueError:
+        raise InputError(f"labels such as {labels[0]!r} are neither numbers nor among {', '.join(known)}") from None
+    whole = all(number.is_integer() for number in numbers)
+    return torch.tensor([int(number) for number in numbers] if whole else numbers)
+
+
+def _class_number(label: Any, known: dict[str, int]) -> int:
+    if label not in known:
+        raise InputError(f"the label {label!r} is not among {', '.join(known)}")
+    return int(known[label])

@@ -1,0 +1,70 @@
+"""`spikezip inspect`: what is in a folder, or what would become of a float model."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import spikezip
+from spikezip.cli.float_model import build_from_config
+from spikezip.cli.folders import is_checkpoint, locate
+from spikezip.cli.screen import out, say
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hub.")],
+) -> None:
+    """Show the sites of a quantized or spiking network, or what quantizing a float model would place where.
+
+    A float model is built from its config alone: its weights are not read. The exit code is 1 if something in it has
+    no rule, so that it cannot be quantized.
+
+    [bold]Example[/]
+
+    [green]spikezip inspect ./snn[/]
+
+    [green]spikezip inspect google/vit-base-patch16-224[/]
+    """
+    if is_checkpoint(locate(model)):
+        _show_network(spikezip.load(model))
+        return
+    report = spikezip.coverage(build_from_config(model))
+    _show_coverage(report)
+    if not report.complete:
+        raise typer.Exit(1)
+
+
+def _show_network(model: Any) -> None:
+    config = model.quant_config
+    weights = "float weights" if config.weight_bits is None else f"{config.weight_bits}-bit weights"
+    sites = model.sites if model.kind == "qann" else model.neurons
+    say(f"{type(model).__name__}, {model.kind.upper()}")
+    say(f"{len(sites)} sites, {config.levels} levels{''.join(_exceptions(config))}, {weights}")
+    table = Table("site", "levels", "lo…hi", "scale")
+    for name, site in sites.items():
+        ready = model.kind == "snn" or site.is_ready()
+        scale = f"{float(site.step_size):.6g}" if ready else "not set yet"
+        table.add_row(name, str(site.levels), f"{site.lo}…{site.hi}", scale)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    out().print(table, highlight=False, markup=False)
+
+
+def _exceptions(config: spikezip.QuantConfig) -> list[str]:
+    """What differs from the rule, such as ", 64 at *.p"."""
+    return [f", {f'{s.lo}…{s.hi}' if s.lo is not None else s.levels} at {name}" for name, s in config.sites.items()]
+
+
+def _show_coverage(report: spikezip.Coverage) -> None:
+    console = out()
+    table = Table("module", "class", "what becomes of it")
+    for name, kind, role in report.rows:
+        table.add_row(name, kind, role or "✗ no rule", style=None if role else "red")
+    console.print(table, highlight=False, markup=False)
+    say(f"{report.model}: {report.sites} sites, {report.products} products")
+    for problem in report.problems:
+        console.print(f"✗ {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if report.complete:
+        console.print("[green]complete[/]: this model can be quantized")
+    else:
+        console.print(f"{len(report.problems)} problem(s): this model cannot be quantized", style="bold red")

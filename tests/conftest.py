@@ -1,0 +1,16 @@
+"""Shared settings: quiet transformers, one seed, no device but the CPU unless a test asks for another."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.utils import logging
+
+sys.path.insert(0, str(Path(__file__).parent))
+logging.set_verbosity_error()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,102 @@
+"""A differential operator gives the same bits for the same number, wherever it lies in a tensor.
+
+The folded engine lays time into the batch, so that a number lies elsewhere than in the quantized network. Vector
+loops of the CPU treat remainders, single numbers and strided rows by other code; the results must not show it.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.activations import GELUActivation, NewGELUActivation
+
+from spikezip.spiking import Differential
+from spikezip.spiking.differential import PLACE_INDEPENDENT
+
+FUNCTIONS: dict[str, nn.Module] = {
+    "ReLU": nn.ReLU(),
+    "GELU": nn.GELU(),
+    "GELUActivation": GELUActivation(),
+    "Tanh": nn.Tanh(),
+    "Identity": nn.Identity(),
+    "SiLU": nn.SiLU(),
+    "NewGELUActivation": NewGELUActivation(),
+    "GELU, tanh form": nn.GELU(approximate="tanh"),
+}
+# Large enough to be split over threads, odd enough to leave remainders.
+ROWS, WIDTH = 1201, 257
+
+
+def numbers() -> Tensor:
+    """Mostly where activation functions bend; a few far out."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, WIDTH, generator=generator) * 2
+    x[::50] *= 20
+    return x
+
+
+def test_every_function_of_the_list_is_tested() -> None:
+    assert set(FUNCTIONS) >= PLACE_INDEPENDENT
+
+
+@pytest.fixture(params=FUNCTIONS.values(), ids=FUNCTIONS.keys())
+def operator(request: pytest.FixtureRequest) -> Differential:
+    return Differential(request.param).eval()
+
+
+def test_small_tensors(operator: Differential) -> None:
+    """The same numbers alone, in every small size, at many offsets, copied to a fresh start or left in place."""
+    flat = numbers().view(-1)
+    whole = operator(flat)
+    for size in range(2, 68):
+        for offset in range(0, 2000, 97):
+            piece = flat[offset : offset + size]
+            assert torch.equal(operator(piece), whole[offset : offset + size]), (size, offset)
+            assert torch.equal(operator(piece.clone()), whole[offset : offset + size]), (size, offset)
+
+
+def test_single_numbers(operator: Differential) -> None:
+    flat = numbers().view(-1)[:2000]
+    assert torch.equal(torch.cat([operator(x.view(1)) for x in flat]), operator(flat))
+
+
+def test_large_tensors(operator: Differential) -> None:
+    """Other chunks for the threads: the boundaries between them fall on other numbers."""
+    flat = numbers().view(-1)
+    whole = operator(flat)
+    for start, stop in [(0, 40_001), (1, 100_000), (13, 131_100), (32_767, 300_001), (5, flat.numel())]:
+        assert torch.equal(operator(flat[start:stop]), whole[start:stop])
+        assert torch.equal(operator(flat[start:stop].clone()), whole[start:stop])
+
+
+def test_time_folded_into_the_batch(operator: Differential) -> None:
+    x = numbers()[:1200].view(4, 300, WIDTH)
+    assert torch.equal(operator(x), torch.stack([operator(step) for step in x]))
+    assert torch.equal(operator(torch.cat([x, x])), torch.cat([operator(x)] * 2))
+
+
+def test_views(operator: Differential) -> None:
+    """Transposed, strided, cut or broadcast: a model may pass a view where another lays the numbers out."""
+    x = numbers()
+    whole = operator(x)
+    assert torch.equal(operator(x.t()), whole.t())
+    assert torch.equal(operator(x[:, 5:178]), whole[:, 5:178])
+    assert torch.equal(operator(x[::2, ::3]), whole[::2, ::3])
+    assert torch.equal(operator(x[:, :1].expand(ROWS, 9)), whole[:, :1].expand(ROWS, 9))
+
+
+def test_number_of_threads(operator: Differential) -> None:
+    x, threads = numbers(), torch.get_num_threads()
+    whole = operator(x)
+    try:
+        torch.set_num_threads(1)
+        assert torch.equal(operator(x), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_precision_is_given_back(operator: Differential) -> None:
+    """Computing in float64 shows neither in the dtype nor in the value, which stays within rounding of f."""
+    x = numbers()
+    result = operator(x)
+    assert result.dtype == x.dtype
+    assert torch.allclose(result, operator.function(x), rtol=1e-4, atol=1e-6)

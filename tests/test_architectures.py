@@ -1,0 +1,97 @@
+"""Every architecture, exactly: the matrix of model, levels, weights, coding, engine and chunking, sampled pairwise."""
+
+from itertools import product
+
+import pytest
+import torch
+import zoo
+
+import spikezip
+from spikezip.simulate.outputs import primary
+
+# One row per test: (levels, weight_bits, coding, max_spike, chunk). Each pair of values occurs; models go round them.
+SETTINGS = [
+    (4, 8, "analog", 1, 5),
+    (16, 8, "rate", 1, 8),
+    (32, 8, "analog", 3, 1),
+    (4, 16, "rate", 3, 8),
+    (16, 16, "analog", 1, 16),
+    (32, 16, "rate", 1, 3),
+    (256, 8, "analog", 40, 7),
+]
+CASES = [(name, SETTINGS[(i + shift) % len(SETTINGS)]) for (i, name), shift in product(enumerate(zoo.HEADS), (0, 3))]
+CASES += [(name, SETTINGS[(i * 2) % len(SETTINGS)]) for i, name in enumerate(zoo.BACKBONES)]
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES, ids=[f"{n}-{'-'.join(map(str, s))}" for n, s in CASES])
+def test_snn_equals_qann(name: str, setting: tuple[int, int, str, int, int]) -> None:
+    levels, bits, coding, max_spike, chunk = setting
+    model = zoo.make(name)
+    batch = zoo.inputs(model)
+    qann = spikezip.quantize(model, spikezip.QuantConfig(levels=levels, weight_bits=bits))
+    spikezip.calibrate(qann, [batch]).eval()
+    snn = spikezip.convert(qann)
+
+    certificate = spikezip.verify(qann, snn, [batch], coding=coding, max_spike=max_spike, chunk=chunk)
+    assert certificate.exact, str(certificate)
+    assert certificate.sites == len(qann.sites)
+    assert certificate.t_eq["max"] > (levels // 4) // max_spike, "the network settled at once: the test shows nothing"
+
+    # The same samples one at a time, at the same padded length: not a bit may depend on the company they are in.
+    with torch.no_grad():
+        together = primary(qann(**batch))
+        for i in range(3):
+            alone = {k: v[i : i + 1] for k, v in batch.items()}
+            assert torch.equal(primary(qann(**alone)), together[i : i + 1])
+    alone = {k: v[1:2] for k, v in batch.items()}
+    single = spikezip.verify(qann, snn, [alone], coding=coding, max_spike=max_spike)
+    assert single.exact, str(single)
+
+
+@pytest.mark.parametrize("name", list(zoo.HEADS))
+def test_engines_give_equal_spike_trains(name: str) -> None:
+    model = zoo.make(name)
+    batch = zoo.inputs(model)
+    snn = spikezip.convert(spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16)), [batch]))
+    everything = list(snn.neurons)
+    # Stopped in the middle, where the two engines are furthest from where they agree anyway.
+    runs = [
+        spikezip.simulate(snn, batch, 14, "spike", record=everything),
+        spikezip.simulate(snn, batch, 14, "folded", record=everything, chunk=4),
+        spikezip.simulate(snn, batch, 14, "folded", record=everything, chunk=14),
+    ]
+    assert len(runs[0].trains) == len(everything)
+    for run in runs[1:]:
+        assert torch.equal(run.logits_per_step, runs[0].logits_per_step)
+        assert run.t_eq == runs[0].t_eq
+        for site in everything:
+            assert run.trains[site].dtype == torch.int8
+            assert torch.equal(run.trains[site], runs[0].trains[site]), site
+            assert torch.equal(run.spike_counts[site], runs[0].spike_counts[site]), site
+
+
+@pytest.mark.parametrize("name", list(zoo.ALL))
+def test_attention_function_equals_eager_with_quantizers_off(name: str) -> None:
+    """Placing sites changes nothing but the codes: observing only, the copy computes what the float model computes."""
+    model = zoo.make(name)
+    if getattr(model.config, "hidden_act", "") == "relu":
+        model.config.hidden_act = "gelu"  # the quantizer is the ReLU: switched off, it would be missing
+        model = type(model)(model.config).eval()
+    batch = zoo.inputs(model)
+    model.set_attn_implementation("eager")
+    qann = spikezip.quantize(model, spikezip.QuantConfig(weight_bits=None)).eval()
+
+    class Nothing:
+        def see(self, u: torch.Tensor) -> None:
+            pass
+
+    for site in qann.sites.values():
+        site.observer = Nothing()
+    with torch.no_grad():
+        expected, found = primary(model(**batch)), primary(qann(**batch))
+    # Three things move roundings, by design: a folded LayerScale (BEiT), functions evaluated in float64 (SiLU, GPT-2's
+    # GELU). Everything else leaves the bits as they are.
+    if name.startswith(("Beit", "GPT2", "Llama")):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(found, expected)
