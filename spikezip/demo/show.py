@@ -1,15 +1,16 @@
 """Run the shipped network as a spiking network and say what happened."""
 
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from spikezip.convert import convert
 from spikezip.demo.bundle import load_images, load_qann, normalise
-from spikezip.measure.certificate import summarize_t_eq
 from spikezip.measure.equivalence import verify
-from spikezip.simulate import simulate
+from spikezip.simulate import Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,10 +18,34 @@ if TYPE_CHECKING:
 SHOWN = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
 
-def run(console: "Console | None" = None, samples: int = 1000, batch_size: int = 50) -> int:
+@dataclass
+class _Tally:
+    """What the runs of all batches say together, step by step."""
+
+    labels: Tensor
+    hits: Tensor = field(default_factory=lambda: torch.zeros(SHOWN[-1]))
+    agree: Tensor = field(default_factory=lambda: torch.zeros(SHOWN[-1]))
+    qann_hits: int = 0
+    spikes: float = 0.0
+    seen: int = 0
+
+    def add(self, output: Tensor, run: Run) -> None:
+        truth = self.labels[self.seen : self.seen + len(output)]
+        reference = output.argmax(-1)
+        predicted = run.logits_per_step.argmax(-1)[: SHOWN[-1]]
+        silent = SHOWN[-1] - len(predicted)  # after equilibrium nothing changes any more
+        predicted = torch.cat([predicted, predicted[-1:].expand(max(silent, 0), -1)])
+        self.hits += (predicted == truth).sum(dim=1)
+        self.agree += (predicted == reference).sum(dim=1)
+        self.qann_hits += int((reference == truth).sum())
+        self.spikes += run.spikes_per_neuron * len(output)
+        self.seen += len(output)
+
+
+def run(console: "Console | None" = None, samples: int = 1000, batch_size: int = 25) -> int:
     """Convert, simulate, verify, print; returns 0 if the certificate is exact, else 1."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
     console = console or Console()
@@ -32,44 +57,40 @@ def run(console: "Console | None" = None, samples: int = 1000, batch_size: int =
     weights = sum(p.numel() for p in qann.parameters())
     config = qann.quant_config
     console.print(
-        f"[bold]spikezip demo[/bold]: a ViT with {weights / 1e6:.2f} M parameters, trained on Fashion-MNIST, "
-        f"{config.levels} levels, {config.weight_bits}-bit weights\n"
-        f"{len(snn.neurons)} layers of ST-BIF+ neurons, {samples} test images\n"
+        f"[bold]spikezip demo[/bold]: a ViT with {weights / 1e6:.2f} M parameters, trained on Fashion-MNIST\n"
+        f"{config.levels} levels, {config.weight_bits}-bit weights, {len(snn.neurons)} layers of ST-BIF+ neurons, "
+        f"{samples} test images\n",
+        highlight=False,
     )
 
-    hits, agree, counted, t_eq = torch.zeros(SHOWN[-1]), torch.zeros(SHOWN[-1]), 0, []
-    qann_hits, spikes = 0, 0.0
-    starts = range(0, samples, batch_size)
-    for i in track(starts, description="simulating", console=console, transient=True):
-        batch, truth = pixels[i : i + batch_size], labels[i : i + batch_size]
-        with torch.no_grad():
-            reference = qann(pixel_values=batch).logits.argmax(-1)
-        result = simulate(snn, batch, steps=SHOWN[-1])
-        predicted = result.logits_per_step.argmax(-1)
-        hits += (predicted == truth).sum(dim=1)
-        agree += (predicted == reference).sum(dim=1)
-        qann_hits += int((reference == truth).sum())
-        spikes += result.spikes_per_neuron * len(batch)
-        t_eq += [t for t in result.t_eq if t is not None]
-        counted += len(batch)
+    tally = _Tally(labels)
+    batches = (pixels[i : i + batch_size] for i in range(0, samples, batch_size))
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=samples)
+        certificate = verify(
+            qann, snn, batches, progress=lambda done: progress.update(task, completed=done), watch=tally.add
+        )
 
     table = Table(title="accuracy over time", title_justify="left")
     for heading in ("step T", "SNN accuracy", "agrees with QANN"):
         table.add_column(heading, justify="right")
     for t in SHOWN:
-        table.add_row(str(t), f"{100 * hits[t - 1] / counted:.1f} %", f"{100 * agree[t - 1] / counted:.1f} %")
+        table.add_row(
+            str(t), f"{100 * tally.hits[t - 1] / samples:.1f} %", f"{100 * tally.agree[t - 1] / samples:.1f} %"
+        )
     console.print(table)
 
-    batches = (pixels[i : i + batch_size] for i in starts)
-    with console.status("comparing codes at every site"):
-        certificate = verify(qann, snn, batches)
-    summary = summarize_t_eq(t_eq)
-    console.print(
-        f"QANN accuracy     {100 * qann_hits / counted:.1f} %\n"
-        f"SNN accuracy      {100 * hits[-1] / counted:.1f} % at T = {SHOWN[-1]}\n"
-        f"T_eq              median {summary['median']}, 99 % {summary['p99']}, maximum {summary['max']} steps\n"
-        f"spikes per neuron {spikes / counted:.2f} until equilibrium\n"
-        f"certificate       {certificate}\n"
-        f"time              {time.perf_counter() - started:.0f} s"
-    )
+    t_eq = certificate.t_eq
+    facts = {
+        "QANN accuracy": f"{100 * tally.qann_hits / samples:.1f} %",
+        "SNN accuracy": f"{100 * tally.hits[-1] / samples:.1f} % at T = {SHOWN[-1]}",
+        "T_eq": f"median {t_eq['median']}, 99 % {t_eq['p99']}, maximum {t_eq['max']} steps",
+        "spikes per neuron": f"{tally.spikes / samples:.2f} until equilibrium",
+        "codes compared": f"{certificate.codes:,} at {certificate.sites} sites, {certificate.mismatches:,} mismatches",
+        "certificate": "exact: the SNN is the QANN, bit for bit" if certificate.exact else f"[red]{certificate}[/red]",
+        "time": f"{time.perf_counter() - started:.0f} s",
+    }
+    for name, value in facts.items():
+        console.print(f"{name:<18} {value}", highlight=False)
     return 0 if certificate.exact else 1

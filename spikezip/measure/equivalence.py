@@ -55,10 +55,12 @@ def verify(
     chunk: int | None = None,
     max_steps: int | None = None,
     progress: Callable[[int], None] | None = None,
+    watch: Callable[[Tensor, Run], None] | None = None,
 ) -> Certificate:
     """Run batches through both networks; compare codes of every site at equilibrium, and outputs, bit for bit.
 
-    `progress` is called after each batch with the number of samples done so far.
+    After each batch `progress` is called with the number of samples done so far, and `watch` with the quantized
+    network's output and the run of the spiking network.
 
     Example:
         >>> import spikezip, torch, transformers
@@ -90,6 +92,8 @@ def verify(
                 max_steps=max_steps,
             )
             _compare(tally, number, reference.seen, output, run)
+            if watch is not None:
+                watch(output, run)
             if progress is not None:
                 progress(tally.samples)
     finally:

@@ -1,5 +1,6 @@
 """The loop over time: chunks of steps, the stop at equilibrium, and what comes out."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,12 @@ from spikezip.simulate.spike import SpikeEngine
 ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine}
 CODINGS = ("analog", "rate")
 Steps = int | Literal["equilibrium"]
+
+# Values of the largest layer that a chunk of the folded engine may hold, and the most steps it may have: past that,
+# steps after equilibrium are computed for nothing.
+_ACTIVATIONS_ON_CPU = 640_000
+_ACTIVATIONS_ON_GPU = 256_000_000
+_MOST_STEPS = 16
 
 
 @torch.no_grad()
@@ -63,7 +70,7 @@ def simulate(
     stop_early = stop_early or steps == "equilibrium"
     outputs: list[Tensor] = []
     with executing(driver):
-        for n in _chunks(limit, chunk, prepared, driver):
+        for n in _chunks(limit, chunk, driver):
             outputs.append(primary(driver.advance(snn.network, prepared.inputs, n)))
             if stop_early and bool(driver.settled(driver.last_spike()).all()):
                 break
@@ -75,7 +82,7 @@ def equilibrium_output(snn: SpikingModel, batch: dict[str, Any]) -> Any:
     """The model's own output, labels and loss included, of a last silent step after the network has settled."""
     prepared, driver = start(snn, batch, "folded", "analog", 1, ())
     with executing(driver):
-        for n in _chunks(_limit(snn, "equilibrium", None, 1), None, prepared, driver):
+        for n in _chunks(_limit(snn, "equilibrium", None, 1), None, driver):
             driver.advance(snn.network, prepared.inputs, n)
             if bool(driver.settled(driver.last_spike()).all()):
                 break
@@ -116,12 +123,23 @@ def _limit(snn: SpikingModel, steps: Steps, max_steps: int | None, ramp: int) ->
     return steps
 
 
-def _chunks(limit: int, chunk: int | None, prepared: Prepared, engine: Engine) -> Any:
-    """Sizes of consecutive chunks that make up `limit` steps."""
+def _chunks(limit: int, chunk: int | None, engine: Engine) -> Iterator[int]:
+    """Sizes of consecutive chunks that make up `limit` steps.
+
+    Unless the caller says, the first step goes alone and shows how large the layers are. Then as many steps go together
+    as keep the largest layer's activations within what the device handles best (measured; on the CPU caches count).
+    """
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise ConfigError(f"chunk={chunk!r}: a whole number from 1, or None")
-    size = chunk or 8
     while engine.done < limit:
+        if chunk is not None:
+            size = chunk
+        elif not engine.tracers:
+            size = 1
+        else:
+            largest = max(engine.tracers.values(), key=Tensor.numel)
+            budget = _ACTIVATIONS_ON_CPU if largest.device.type == "cpu" else _ACTIVATIONS_ON_GPU
+            size = min(max(budget // largest.numel(), 2), _MOST_STEPS)
         yield min(size, limit - engine.done)
 
 

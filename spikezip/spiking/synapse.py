@@ -44,7 +44,7 @@ def apply_synapse(
         total = total * 256 + current().linear(owner, str(i), codes, part.weight, part.dtype, source.largest)
     factor = source.step_size if scale is None else source.step_size * scale
     y = (total * factor.to(total.dtype)).to(x.dtype)
-    return y if bias is None else y + bias
+    return y if bias is None else y.add_(bias)
 
 
 class SpikingLinear(nn.Module):

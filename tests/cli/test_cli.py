@@ -265,7 +265,7 @@ def test_a_name_that_the_hub_cannot_be_asked_for(monkeypatch: pytest.MonkeyPatch
 
 def test_a_pattern_that_matches_no_site(home: Path, tmp_path: Path) -> None:
     line = fails("quantize", home / "vit", tmp_path, "--data", home / "images.npz", "--site", "nowhere=8")
-    assert "no site has such a name" in line
+    assert "no site matches 'nowhere'" in line
 
 
 def test_images_of_another_size(home: Path, tmp_path: Path) -> None:

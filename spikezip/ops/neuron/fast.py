@@ -5,7 +5,7 @@ from torch import Tensor
 
 from spikezip.ops import rounding
 from spikezip.ops.neuron import reference
-from spikezip.ops.rounding.fast import BLOCK, has_inverse, round_block
+from spikezip.ops.rounding.fast import BLOCK, has_inverse, make_scratch, round_block
 
 
 def walk(
@@ -48,18 +48,20 @@ def _walk_blocks(
         blocks = [
             (b * each + i, b * each + min(i + BLOCK, each)) for b in range(samples) for i in range(0, each, BLOCK)
         ]
-    size = max(stop - start for start, stop in blocks)
-    buffer = torch.empty(size)
     for start, stop in blocks:
+        scratch = make_scratch(stop - start)
+        spike = scratch[: stop - start]
         before = tracer[start:stop]
-        scratch = buffer[: stop - start]
         first, last = start // each, -(-stop // each)
         for t in range(steps):
             now = tracers[t, start:stop]
             round_block(u[t, start:stop], scale, inverse, lo, hi, now, scratch)
-            torch.sub(now, before, out=scratch)
-            scratch.clamp_(-max_spike, max_spike)
-            torch.add(before, scratch, out=now)
+            torch.sub(now, before, out=spike)
+            spike.clamp_(-max_spike, max_spike)
+            torch.add(before, spike, out=now)
             before = now
-            counts[t, first:last] += scratch.abs_().view(last - first, -1).sum(dim=1)
+            if max_spike == 1 and last - first == 1:
+                counts[t, first] += torch.dot(spike, spike)  # ternary: a spike is its own square, but for the sign
+            else:
+                counts[t, first:last] += spike.abs_().view(last - first, -1).sum(dim=1)
     return tracers, counts
