@@ -1,11 +1,25 @@
 """A chunk of steps through a layer of neurons: round, walk and count in one pass over the data."""
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
 from spikezip.ops import rounding
 from spikezip.ops.neuron import reference
 from spikezip.ops.rounding.fast import BLOCK, has_inverse, make_scratch, round_block
+
+
+@cache
+def triton_is_here() -> bool:
+    """Whether Triton is installed.
+
+    Example:
+        >>> triton_is_here() in (True, False)
+        True
+    """
+    return find_spec("triton") is not None
 
 
 def walk(
@@ -26,6 +40,10 @@ def walk(
     """
     if u.dtype == torch.float32 and u.device.type == "cpu" and has_inverse(scale):
         return _walk_blocks(u.contiguous(), tracer, scale, lo, hi, max_spike, samples)
+    if u.dtype == torch.float32 and u.device.type == "cuda" and triton_is_here():
+        from spikezip.ops.neuron import triton  # only where it is used: importing the library must not need it
+
+        return triton.walk(u, tracer, scale, lo, hi, max_spike, samples)
     tracers = reference.scan(rounding.code(u, scale, lo, hi), tracer, max_spike)
     before = torch.cat([tracer[None], tracers[:-1]])
     counts = (tracers - before).abs_().reshape(len(u), samples, -1).sum(dim=2)

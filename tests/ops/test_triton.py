@@ -1,0 +1,43 @@
+"""GPU kernels against their reference, bit for bit: on the GPU where there is one, else under Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+CHECK = """
+import torch
+from spikezip.ops.neuron import fast, reference, triton
+from spikezip.ops.rounding import reference as rounding
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+cases = [(1, 1, 1), (3, 2, 37), (5, 3, 1024), (4, 1, 1025), (7, 2, 2100)]
+for (steps, samples, each), (lo, hi), m in zip(cases, [(-16, 15), (0, 1), (-128, 127), (0, 255), (-2, 1)], [1, 2, 40, 1, 10**6]):
+    scale = torch.rand(()) * 0.3 + 0.01
+    u = torch.randn(steps, samples * each) * scale * hi
+    # near-ties: the float32 neighbours of s·(k + 1/2)
+    k = torch.randint(lo, hi + 1, u.shape)
+    tie = (scale.double() * (k + 0.5)).float()
+    tie = torch.where(torch.rand(u.shape) < 0.5, tie, torch.nextafter(tie, torch.tensor(float("inf"))))
+    u = torch.where(torch.rand(u.shape) < 0.3, tie, u).to(device)
+    tracer = torch.randint(lo, hi + 1, (samples * each,)).float().to(device)
+    scale = scale.to(device)
+    tracers, counts = triton.walk(u, tracer, scale, lo, hi, m, samples)
+    expected = reference.scan(rounding.code(u, scale, lo, hi), tracer, m)
+    assert torch.equal(tracers, expected)
+    spikes = expected - torch.cat([tracer[None], expected[:-1]])
+    assert torch.equal(counts, spikes.abs().view(steps, samples, -1).sum(2))
+    assert torch.equal(fast.walk(u, tracer, scale, lo, hi, m, samples)[0], expected)
+print("equal")
+"""
+
+
+def test_walk_equals_reference() -> None:
+    pytest.importorskip("triton")
+    # In a process of its own: whether Triton interprets is decided when it is first imported.
+    env = {**os.environ} if torch.cuda.is_available() else {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", CHECK], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "equal", done.stderr
