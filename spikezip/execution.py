@@ -32,6 +32,8 @@ class SiteLike(Protocol):
 class Execution:
     """The quantized network's own arithmetic: no time, every site holds its final code."""
 
+    keeps_sums = False  # whether `linear` and `matmul` return sums that they go on with, and that must not be changed
+
     def codes(self, site: SiteLike, u: Tensor) -> Tensor:
         """The codes of a site whose (running) input is `u`, as a float tensor of integers."""
         return rounding.code(u, site.step_size, site.lo, site.hi)

@@ -13,6 +13,7 @@ from spikezip.batches import Batch, prepare
 from spikezip.errors import ConfigError, InputError
 from spikezip.execution import Execution, SiteLike, executing
 from spikezip.measure.certificate import Certificate, summarize_t_eq
+from spikezip.ops.neuron.fast import triton_is_here
 from spikezip.quant.model import QuantizedModel
 from spikezip.simulate import Run, SpikingModel, simulate
 from spikezip.simulate.outputs import primary
@@ -156,7 +157,7 @@ def _environment(snn: SpikingModel) -> dict[str, Any]:
     return {
         "device": f"{device.type} ({name})",
         "dtype": str(next(iter(snn.neurons.values())).scale.dtype).removeprefix("torch."),
-        "backend": "torch eager",
+        "backend": "torch eager" + (", triton neuron" if device.type == "cuda" and triton_is_here() else ""),
         "versions": {
             "spikezip": __version__,
             "torch": torch.__version__,

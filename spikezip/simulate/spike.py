@@ -18,6 +18,8 @@ from spikezip.simulate.outputs import map_tensors, stack_outputs
 
 
 class SpikeEngine(Engine):
+    keeps_sums = True
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.sums: dict[tuple[nn.Module, str], Tensor] = {}  # accumulated potential of each product

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from spikezip.execution import current
 from spikezip.ops import grid
 from spikezip.spiking.neuron import Neuron
+from spikezip.spiking.synapse import scaled
 
 SITES = ("q", "k", "v", "p", "o")
 
@@ -53,7 +54,7 @@ class Attention(nn.Module):
         dtype = torch.promote_types(grid.accumulator(bound, f"the product {tag} at {left.name!r}"), a.dtype)
         total = current().matmul(self, tag, a, b, dtype, largest)
         factor = left.step_size * right.step_size * scaling
-        return (total * factor.to(total.dtype)).to(a.dtype)
+        return scaled(total, factor).to(a.dtype)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -67,10 +67,18 @@ class Neuron(nn.Module):
         return current().codes(self, u)
 
     def forward(self, u: Tensor) -> Tensor:
-        return self.codes(u) * self.step_size
+        codes = self.codes(u)
+        values = codes * self.step_size
+        # Most products get this very tensor: then they need not divide. Its version says whether it was changed since.
+        if not values.is_inference():
+            values.spikezip_codes = self, values._version, codes  # type: ignore[attr-defined]
+        return values
 
     def read(self, values: Tensor) -> Tensor:
         """The bare codes in `values` that came from this site, whatever glue moved them on the way."""
+        site, version, kept = getattr(values, "spikezip_codes", (None, 0, values))
+        if site is self and version == values._version and not _checking.get():
+            return kept
         codes = (values / self.step_size).round_()
         if _checking.get() and not torch.equal(codes * self.step_size, values):
             raise CoverageError(

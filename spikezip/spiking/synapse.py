@@ -43,8 +43,14 @@ def apply_synapse(
     for i, part in enumerate(parts[1:], start=1):
         total = total * 256 + current().linear(owner, str(i), codes, part.weight, part.dtype, source.largest)
     factor = source.step_size if scale is None else source.step_size * scale
-    y = (total * factor.to(total.dtype)).to(x.dtype)
+    y = scaled(total, factor).to(x.dtype)
     return y if bias is None else y.add_(bias)
+
+
+def scaled(total: Tensor, factor: Tensor) -> Tensor:
+    """`total · factor`, in place where the sums are nobody else's: large tensors are dear to allocate."""
+    factor = factor.to(total.dtype)
+    return total * factor if current().keeps_sums else total.mul_(factor)
 
 
 class SpikingLinear(nn.Module):

@@ -15,7 +15,8 @@ from spikezip.ops.rounding import reference as rounding
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 cases = [(1, 1, 1), (3, 2, 37), (5, 3, 1024), (4, 1, 1025), (7, 2, 2100)]
-for (steps, samples, each), (lo, hi), m in zip(cases, [(-16, 15), (0, 1), (-128, 127), (0, 255), (-2, 1)], [1, 2, 40, 1, 10**6]):
+ranges = [(-16, 15), (0, 1), (-128, 127), (0, 255), (-2, 1)]
+for (steps, samples, each), (lo, hi), m in zip(cases, ranges, [1, 2, 40, 1, 10**6]):
     scale = torch.rand(()) * 0.3 + 0.01
     u = torch.randn(steps, samples * each) * scale * hi
     # near-ties: the float32 neighbours of s·(k + 1/2)
