@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--image", type=int, default=224)
     parser.add_argument("--levels", type=int, default=32)
     parser.add_argument("--steps", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--chunk", type=int, default=None, help="steps the folded engine takes at once")
     parser.add_argument("--rounds", type=int, default=3, help="each engine in turn, this often; the fastest counts")
     parser.add_argument("--repeats", type=int, default=1, help="runs within a round; from 2, the first warms up")

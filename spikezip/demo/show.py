@@ -15,7 +15,7 @@ from spikezip.simulate import Run
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHOWN = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+SHOWN = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 
 @dataclass
