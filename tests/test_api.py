@@ -276,3 +276,22 @@ def test_importing_is_light() -> None:
     code += "'spikezip.ops.neuron.triton' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["False", "False"]
+
+
+def test_outputs_are_plain_tensors() -> None:
+    """What a network returns can be pickled and copied without dragging the network along."""
+    model = zoo.make("ViTModel")
+    batch = zoo.inputs(model)
+    qann = spikezip.calibrate(spikezip.quantize(model), [batch]).eval()
+    with torch.no_grad():
+        assert not qann(**batch).last_hidden_state.__dict__
+
+
+def test_values_changed_in_place_are_read_anew() -> None:
+    """A product takes a site's codes as kept only while the values are what the site returned."""
+    neuron = spikezip.spiking.Neuron("site", torch.tensor(0.5), lo=-4, hi=3)
+    values = neuron(torch.tensor([1.0, -1.0]))
+    assert torch.equal(neuron.read(values), torch.tensor([2.0, -2.0]))
+    values += 0.5
+    assert torch.equal(neuron.read(values), torch.tensor([3.0, -1.0]))
+    assert torch.equal(neuron.read(values[1:]), torch.tensor([-1.0]))

@@ -6,12 +6,17 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from spikezip.errors import CoverageError
 from spikezip.execution import current
 from spikezip.ops import rounding
 
 _checking: ContextVar[bool] = ContextVar("spikezip_checking", default=False)
+
+# Most products get the very tensor that a site returned: its codes are kept as long as it lives, and the product need
+# not divide. The version says whether the tensor was changed since.
+_kept = WeakTensorKeyDictionary()
 
 
 @contextmanager
@@ -69,14 +74,13 @@ class Neuron(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         codes = self.codes(u)
         values = codes * self.step_size
-        # Most products get this very tensor: then they need not divide. Its version says whether it was changed since.
         if not values.is_inference():
-            values.spikezip_codes = self, values._version, codes  # type: ignore[attr-defined]
+            _kept[values] = self, values._version, codes
         return values
 
     def read(self, values: Tensor) -> Tensor:
         """The bare codes in `values` that came from this site, whatever glue moved them on the way."""
-        site, version, kept = getattr(values, "spikezip_codes", (None, 0, values))
+        site, version, kept = _kept.get(values, (None, 0, values))
         if site is self and version == values._version and not _checking.get():
             return kept
         codes = (values / self.step_size).round_()

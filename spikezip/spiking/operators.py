@@ -1,7 +1,7 @@
 """Spike-Softmax and Spike-LayerNorm as the paper draws them: deltas in, deltas out, the accumulated input held inside.
 
-For networks that are wired by hand, and to compare with. The engines hold running sums already and apply the function to
-those, since deltas of floats do not add up exactly (`ops/differential/README.md`).
+For networks that are wired by hand, and to compare with. The engines hold running sums already and apply the function
+to those, since deltas of floats do not add up exactly (`ops/differential/README.md`).
 """
 
 from collections.abc import Callable

@@ -53,7 +53,31 @@ def scaled(total: Tensor, factor: Tensor) -> Tensor:
     return total * factor if current().keeps_sums else total.mul_(factor)
 
 
-class SpikingLinear(nn.Module):
+class FrozenWeights(nn.Module):
+    """Integer weights with a scale per output channel, or float weights without one, that no longer change."""
+
+    codes: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, name: str, codes: Tensor, scale: Tensor | None, bias: Tensor | None, bits: int | None) -> None:
+        super().__init__()
+        self.name = name
+        self.weight_bits = bits
+        stored = codes if bits is None else codes.to(torch.int8 if bits == 8 else torch.int16)
+        self.register_buffer("codes", stored)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as floats, for code that asks a layer for its weight or dtype."""
+        if self.scale is None:
+            return self.codes
+        return self.codes.to(self.scale.dtype) * self.scale.view(-1, *[1] * (self.codes.ndim - 1))
+
+
+class SpikingLinear(FrozenWeights):
     """A synapse with frozen integer weights `[out, in]`; `weight_bits=None` keeps float weights (the paper's setting).
 
     It stands for `nn.Linear` and for GPT-2's `Conv1D` alike.
@@ -65,9 +89,6 @@ class SpikingLinear(nn.Module):
         tensor([[0.2500]])
     """
 
-    codes: Tensor
-    scale: Tensor | None
-    bias: Tensor | None
     source: Neuron
 
     def __init__(
@@ -79,23 +100,10 @@ class SpikingLinear(nn.Module):
         bits: int | None,
         source: Neuron,
     ) -> None:
-        super().__init__()
-        self.name = name
-        self.weight_bits = bits
+        super().__init__(name, codes, scale, bias, bits)
         self.out_features, self.in_features = codes.shape
-        stored = codes if bits is None else codes.to(torch.int8 if bits == 8 else torch.int16)
-        self.register_buffer("codes", stored)
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", bias)
         link(self, source)
         self._parts: list[Part] | None = None
-
-    @property
-    def weight(self) -> Tensor:
-        """The weights as floats, for code that asks a layer for its weight or dtype."""
-        if self.scale is None:
-            return self.codes
-        return self.codes.to(self.scale.dtype) * self.scale[:, None]
 
     def parts(self) -> list[Part]:
         if self._parts is None:
@@ -121,7 +129,7 @@ class SpikingLinear(nn.Module):
         return f"{self.in_features} → {self.out_features}, bits={self.weight_bits}, reads {self.source.name!r}"
 
 
-class SpikingInput(nn.Module):
+class SpikingInput(FrozenWeights):
     """The convolution that sees the float input (patch embedding). An engine evaluates it once per input.
 
     On the grid the input is read in fixed point and summed in float64, which is exact: the result does not depend
@@ -133,10 +141,6 @@ class SpikingInput(nn.Module):
         tensor([[[[1.]]]])
     """
 
-    codes: Tensor
-    scale: Tensor | None
-    bias: Tensor | None
-
     def __init__(
         self,
         name: str,
@@ -146,20 +150,8 @@ class SpikingInput(nn.Module):
         bits: int | None,
         geometry: dict[str, Any],
     ) -> None:
-        super().__init__()
-        self.name = name
-        self.weight_bits = bits
+        super().__init__(name, codes, scale, bias, bits)
         self.geometry = geometry
-        stored = codes if bits is None else codes.to(torch.int8 if bits == 8 else torch.int16)
-        self.register_buffer("codes", stored)
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", bias)
-
-    @property
-    def weight(self) -> Tensor:
-        if self.scale is None:
-            return self.codes
-        return self.codes.to(self.scale.dtype) * self.scale.view(-1, *[1] * (self.codes.ndim - 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return current().inject(self, x, self.evaluate)
