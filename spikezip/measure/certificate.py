@@ -85,5 +85,8 @@ def summarize_t_eq(values: Iterable[int]) -> dict[str, Any]:
     counts = {str(k): n for k, n in sorted(Counter(ordered).items())}
     if not ordered:
         return {"min": None, "median": None, "p99": None, "max": None, "counts": counts}
-    rank = lambda q: ordered[max(0, -(-len(ordered) * q // 100) - 1)]  # noqa: E731  nearest rank
+
+    def rank(percent: int) -> int:
+        return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]  # the nearest rank
+
     return {"min": ordered[0], "median": rank(50), "p99": rank(99), "max": ordered[-1], "counts": counts}

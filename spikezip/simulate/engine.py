@@ -1,5 +1,6 @@
 """What every engine shares: the clock, the tracers, and what is recorded."""
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ class Settings:
     record: frozenset[str] = field(default_factory=frozenset)
 
 
-class Engine(Execution):
+class Engine(Execution, ABC):
     """An execution that unfolds over time. `advance` runs further steps and returns their outputs `[n, B, …]`."""
 
     def __init__(self, settings: Settings) -> None:
@@ -34,8 +35,9 @@ class Engine(Execution):
         self.injected: dict[nn.Module, Tensor] = {}
         self._fired_here: set[str] = set()
 
+    @abstractmethod
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
-        raise NotImplementedError  # each engine's own
+        """Run `steps` further steps of `network`; every tensor of its output as `[steps, B, …]`."""
 
     def ramp(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The share of the input that has entered by each step of this advance: `min(t, L)/L`, 1 in the end."""
