@@ -149,6 +149,15 @@ def test_a_missing_shard_is_named(saved: tuple[Path, Path], tmp_path: Path) -> N
         spikezip.load(folder)
 
 
+def test_a_gathered_state_dict_is_saved(tmp_path: Path) -> None:
+    qann, _, _ = networks("ViTForImageClassification")
+    gathered = {k: v.clone() for k, v in qann.state_dict().items()}
+    gathered["classifier.bias"] += 1.0
+    qann.save_pretrained(tmp_path, state_dict=gathered)
+    for key, tensor in spikezip.load(tmp_path).state_dict().items():
+        assert torch.equal(tensor, gathered[key]), key
+
+
 def test_only_networks_of_ours_are_saved(tmp_path: Path) -> None:
     with pytest.raises(spikezip.ConfigError, match="quantized or a spiking network"):
         spikezip.save(zoo.make("ViTModel"), tmp_path)

@@ -1,6 +1,7 @@
 """Save a quantized or spiking network as a folder of safetensors and JSON."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,19 @@ from spikezip.checkpoint.format import (
 from spikezip.errors import ConfigError
 
 
-def save(model: Any, folder: str | Path, *, max_shard_size: int | str = "5GB", **ignored: Any) -> None:
+def save(
+    model: Any,
+    folder: str | Path,
+    *,
+    max_shard_size: int | str = "5GB",
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    **ignored: Any,
+) -> None:
     """Save a quantized or spiking network; `model.save_pretrained(folder)` does the same.
 
-    The manifest comes last, so that a broken-off save is not taken for a whole one. Other arguments of
-    `save_pretrained` are accepted where they cannot matter here and refused where they would.
+    The manifest comes last, so that a broken-off save is not taken for a whole one. `state_dict` stands for the
+    network's own, where a trainer has gathered it. Other arguments of `save_pretrained` are accepted where they cannot
+    matter here and refused where they would.
 
     Example:
         >>> import spikezip, tempfile, torch, transformers
@@ -58,7 +67,7 @@ def save(model: Any, folder: str | Path, *, max_shard_size: int | str = "5GB", *
     tensors: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     owners: dict[tuple[int, torch.Size], str] = {}
-    for key, tensor in model.state_dict().items():
+    for key, tensor in (model.state_dict() if state_dict is None else state_dict).items():
         owner = owners.setdefault((tensor.data_ptr(), tensor.shape), names[key])
         if owner != names[key] and tensor.numel():
             tied[names[key]] = owner
