@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 
-def adopt_class(model: nn.Module, mixin: type) -> Any:
+def adopt_class(model: nn.Module, mixin: Any) -> Any:
     """Change `model.__class__` to a subclass of `mixin` and of its own class, under its own class's name.
 
     The name stays because transformers looks classes up by name (pipelines, recorded outputs), and the signature of
@@ -22,7 +22,7 @@ def adopt_class(model: nn.Module, mixin: type) -> Any:
 
         @functools.wraps(base.forward)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return mixin.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+            return mixin.forward(self, *args, **kwargs)
 
         names["forward"] = forward
     model.__class__ = type(base.__name__, (mixin, base), names)

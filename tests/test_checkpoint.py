@@ -1,6 +1,7 @@
 """Saving and loading: bit-identical runs, folders that outlive renamed modules, clear errors for the rest."""
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,24 @@ def test_a_missing_shard_is_named(saved: tuple[Path, Path], tmp_path: Path) -> N
     (folder / "model.safetensors").unlink()
     with pytest.raises(spikezip.CheckpointError, match=r"model\.safetensors is missing"):
         spikezip.load(folder)
+
+
+def test_a_name_on_the_hub_is_fetched_and_loaded(
+    saved: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub's client is replaced by one that copies from a folder the files that were asked for."""
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        assert name == "someone/network"
+        for file in saved[1].iterdir():
+            if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    batch = zoo.inputs(zoo.make("ViTForImageClassification"))
+    expected = spikezip.load(saved[1])(**batch).logits
+    assert torch.equal(spikezip.load("someone/network")(**batch).logits, expected)
 
 
 def test_a_gathered_state_dict_is_saved(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from spikezip.checkpoint.format import CONFIG, FORMAT, FORMAT_VERSION, MANIFEST, canonical_keys, checksum, digest
+from spikezip.checkpoint.locate import locate
 from spikezip.convert import build
 from spikezip.errors import CheckpointError, SpikezipError
 from spikezip.models.coverage import checked_plan
@@ -23,7 +24,7 @@ from spikezip.simulate.model import SpikingModel
 
 def load(name: str | Path) -> QuantizedModel | SpikingModel:
     """The network saved in a folder, or under a name on the Hub; in `eval()` mode, on the CPU. Example: see `save`."""
-    folder = _locate(name)
+    folder = locate(name, ["*.json", "*.safetensors", "*.txt", "*.model"])
     manifest = _read_manifest(folder)
     tensors = _read_tensors(folder, manifest)
     model = _empty_network(folder, manifest)
@@ -43,25 +44,6 @@ def load(name: str | Path) -> QuantizedModel | SpikingModel:
         raise CheckpointError(f"{folder} does not fit {manifest['model_class']}: {error}") from None
     model.eval()
     return model
-
-
-def _locate(name: str | Path) -> Path:
-    folder = Path(name)
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise CheckpointError(f"{folder} is a file; a checkpoint is a folder with {MANIFEST} in it")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]))
-    except HFValidationError:
-        raise CheckpointError(
-            f"there is no folder {str(name)!r}, and no network on the Hub can have that name"
-        ) from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"{str(name)!r} is neither a folder here nor reachable on the Hub: {error}") from None
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import spikezip
+from spikezip.checkpoint import locate as find
 from spikezip.checkpoint.format import CERTIFICATE, CONFIG, MANIFEST
-from spikezip.cli.screen import one_line
-from spikezip.errors import CheckpointError, ConfigError, InputError
+from spikezip.errors import CheckpointError, ConfigError
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -30,20 +30,7 @@ SIDE_FILES = (
 
 def locate(name: str) -> Path:
     """The folder of a model: here, or for a name on the Hub the local copy of all but its weights."""
-    folder = Path(name)
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise InputError(f"{name} is a file; a folder or a name on the Hub is needed")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, MANIFEST, *SIDE_FILES]))
-    except HFValidationError:
-        raise InputError(f"there is no folder {name}") from None
-    except OSError as error:  # not there, no access, no connection
-        raise InputError(f"{name} is neither a folder here nor reachable on the Hub: {one_line(error)}") from None
+    return find.locate(name, [CONFIG, MANIFEST, *SIDE_FILES])
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -117,17 +117,15 @@ class QuantAttention(Attention):
         return self.o(mixed.transpose(1, 2).contiguous()), p
 
 
-def adopt_linear(layer: nn.Module, name: str, bits: int | None, source: Site) -> None:
+def adopt_linear(layer: Any, name: str, bits: int | None, source: Site) -> None:
     """Make an `nn.Linear` or `Conv1D` a synapse of a quantized network that reads from `source`."""
     layer.__class__ = QuantConv1D if isinstance(layer, Conv1D) else QuantLinear
-    layer.name = name  # type: ignore[assignment]  # plain attributes on a module, not parameters
-    layer.weight_bits = bits  # type: ignore[assignment]
+    layer.name, layer.weight_bits = name, bits
     link(layer, source)
 
 
-def adopt_input(layer: nn.Conv2d, name: str, bits: int | None, entry: Site) -> None:
+def adopt_input(layer: Any, name: str, bits: int | None, entry: Site) -> None:
     """Make a convolution the input layer of a quantized network, in front of the site `entry`."""
     layer.__class__ = QuantInput
-    layer.name = name  # type: ignore[assignment]
-    layer.weight_bits = bits  # type: ignore[assignment]
+    layer.name, layer.weight_bits = name, bits
     object.__setattr__(layer, "entry_site", entry)
