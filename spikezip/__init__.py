@@ -1,8 +1,10 @@
 """spikezip: turn a pretrained transformer into a spiking network that computes exactly the same function.
 
-float model ──quantize──▶ QANN ──calibrate──▶ QANN ──convert──▶ SNN ──simulate──▶ run
+float model ──quantize──▶ QANN ──calibrate, train──▶ QANN ──convert──▶ SNN ──simulate──▶ run
                                                                  └─ verify · save · load
 """
+
+from typing import TYPE_CHECKING, Any
 
 from spikezip.checkpoint.read import load
 from spikezip.checkpoint.write import save
@@ -18,8 +20,12 @@ from spikezip.errors import (
 from spikezip.measure import Certificate, verify
 from spikezip.models import Coverage, coverage
 from spikezip.quant import QuantConfig, SiteConfig, calibrate, quantize
+from spikezip.quant.compact import snap
 from spikezip.simulate import Run, simulate
 from spikezip.version import __version__
+
+if TYPE_CHECKING:
+    from spikezip.training.run import train
 
 __all__ = [
     "CalibrationError",
@@ -41,5 +47,16 @@ __all__ = [
     "quantize",
     "save",
     "simulate",
+    "snap",
+    "train",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`spikezip.train` is imported when it is asked for: it needs accelerate, which the rest does not."""
+    if name == "train":
+        from spikezip.training.run import train
+
+        return train
+    raise AttributeError(f"module 'spikezip' has no attribute {name!r}")

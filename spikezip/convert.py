@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from spikezip.errors import CalibrationError, ConfigError
+from spikezip.quant.embedding import QuantEmbedding
 from spikezip.quant.model import QuantizedModel
 from spikezip.quant.site import Site
 from spikezip.quant.synapse import QuantAttention, QuantConv1D, QuantInput, QuantLinear, QuantSynapse
 from spikezip.simulate.model import SpikingModel, adopt_spiking
 from spikezip.spiking.attention import SITES, Attention
+from spikezip.spiking.embedding import SpikingEmbedding
 from spikezip.spiking.hooks import SITE_IN, SITE_OUT, attach_hooks
 from spikezip.spiking.neuron import Neuron
 from spikezip.spiking.synapse import SpikingInput, SpikingLinear
@@ -39,11 +41,10 @@ def convert(qann: QuantizedModel) -> SpikingModel:
             f"{len(waiting)} of {len(qann.sites)} sites have no scale yet, {waiting[0]!r} first: "
             "call spikezip.calibrate(qann, batches) or train the network"
         )
-    wrong = [name for name, site in qann.sites.items() if not bool(site.scale > 0) or not site.scale.isfinite()]
-    if wrong:
-        raise CalibrationError(
-            f"site {wrong[0]!r} has the scale {float(qann.sites[wrong[0]].scale)}; it must be positive"
-        )
+    for name, site in qann.sites.items():
+        wrong = site.scale[~((site.scale > 0) & site.scale.isfinite())]
+        if wrong.numel():
+            raise CalibrationError(f"site {name!r} has the scale {float(wrong.flatten()[0])}; it must be positive")
     return build(qann)
 
 
@@ -53,9 +54,10 @@ def build(qann: QuantizedModel) -> SpikingModel:
     model = copy.deepcopy(qann)
     model.eval()
     neurons: Neurons = {
-        name: Neuron(name, site.scale.detach().clone(), site.lo, site.hi, site.entry)
+        name: Neuron(name, site.scale.detach().clone(), site.lo, site.hi, site.entry, site.by_channel)
         for name, site in model.sites.items()
     }
+    tied = _tied_tables(model)
     # Children first, so that a replaced layer takes its sites, already replaced, along.
     for name, module in reversed(list(model.named_modules())):
         handler = HANDLERS.get(type(module))
@@ -63,6 +65,9 @@ def build(qann: QuantizedModel) -> SpikingModel:
             continue
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, handler(module, neurons))
+    for table, product in tied:  # one table in memory and on disk, as it was
+        for part in ("codes", "scale"):
+            setattr(model.get_submodule(table), part, getattr(model.get_submodule(product), part))
     model.requires_grad_(False)
     return adopt_spiking(_plain(model), qann.quant_config, qann.canonical)
 
@@ -86,6 +91,24 @@ def _input(layer: QuantInput, neurons: Neurons) -> nn.Module:
     return _with_sites(new, layer)
 
 
+def _embedding(table: QuantEmbedding, neurons: Neurons) -> nn.Module:
+    codes, scale = table.grid_weight()
+    new = SpikingEmbedding(table.name, codes, scale, table.embedding_bits, table.padding_idx)
+    return _with_sites(new, table)
+
+
+def _tied_tables(model: nn.Module) -> list[tuple[str, str]]:
+    """Names of embeddings and of the products that have the same table, on the same grid."""
+    # A scale per input channel goes into the product's integers, which then differ from those of the table.
+    products = {
+        id(m.weight): name
+        for name, m in model.named_modules()
+        if isinstance(m, QuantSynapse) and not m.source.by_channel
+    }
+    tables = {name: id(m.weight) for name, m in model.named_modules() if isinstance(m, QuantEmbedding)}
+    return [(name, products[weight]) for name, weight in tables.items() if weight in products]
+
+
 def _attention(attention: QuantAttention, neurons: Neurons) -> Attention:
     return Attention(**{s: neurons[getattr(attention, s).name] for s in SITES})
 
@@ -95,6 +118,7 @@ HANDLERS: dict[type, Callable[[Any, Neurons], nn.Module]] = {
     QuantLinear: _linear,
     QuantConv1D: _linear,
     QuantInput: _input,
+    QuantEmbedding: _embedding,
     QuantAttention: _attention,
 }
 

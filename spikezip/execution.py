@@ -38,6 +38,9 @@ class Execution:
         """The codes of a site whose (running) input is `u`, as a float tensor of integers."""
         return rounding.code(u, site.step_size, site.lo, site.hi)
 
+    def learned(self, site: SiteLike, codes: Tensor) -> None:
+        """Told of the codes that a site has come to in a training step."""
+
     def linear(
         self, owner: nn.Module, tag: str, codes: Tensor, weight: Tensor, dtype: torch.dtype, largest: int
     ) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spikezip.checkpoint.format import CONFIG, FORMAT, FORMAT_VERSION, MANIFEST, canonical_keys, checksum, digest
 from spikezip.checkpoint.locate import locate
+from spikezip.checkpoint.pack import unpack
 from spikezip.convert import build
 from spikezip.errors import CheckpointError, SpikezipError
 from spikezip.models.coverage import checked_plan
@@ -20,6 +21,7 @@ from spikezip.quant.config import QuantConfig
 from spikezip.quant.model import QuantizedModel, adopt_model
 from spikezip.quant.quantize import apply_plan
 from spikezip.simulate.model import SpikingModel
+from spikezip.spiking.neuron import Neuron
 
 
 def load(name: str | Path) -> QuantizedModel | SpikingModel:
@@ -29,6 +31,7 @@ def load(name: str | Path) -> QuantizedModel | SpikingModel:
     tensors = _read_tensors(folder, manifest)
     model = _empty_network(folder, manifest)
     names = canonical_keys(model, model.canonical)
+    unpack(tensors, manifest.get("packed", {}), str(folder))
     for key, owner in manifest["tied"].items():
         tensors[key] = tensors[owner]
     missing = sorted(set(names.values()) - set(tensors))
@@ -38,12 +41,22 @@ def load(name: str | Path) -> QuantizedModel | SpikingModel:
             f"{folder} does not fit {manifest['model_class']}: "
             f"{len(missing)} tensors missing {missing[:3]}, {len(foreign)} unknown {foreign[:3]}"
         )
+    for path, module in model.named_modules():
+        if isinstance(module, Neuron):
+            module.take_shape(tensors[names[f"{path}.scale"]])
     try:
-        model.load_state_dict({key: tensors[name] for key, name in names.items()}, strict=True)
+        expected = model.state_dict()
+        model.load_state_dict({key: _fit(tensors[name], expected[key]) for key, name in names.items()}, strict=True)
     except RuntimeError as error:
         raise CheckpointError(f"{folder} does not fit {manifest['model_class']}: {error}") from None
     model.eval()
     return model
+
+
+def _fit(tensor: Tensor, like: Tensor) -> Tensor:
+    """A single number may be stored with a dimension or without: a site's scale was the one, and is the other."""
+    single = tensor.numel() == like.numel() == 1 and max(tensor.ndim, like.ndim) == 1
+    return tensor.view(like.shape) if single else tensor
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -30,13 +30,15 @@ def save(
     *,
     max_shard_size: int | str = "5GB",
     state_dict: Mapping[str, torch.Tensor] | None = None,
+    compact: bool = False,
     **ignored: Any,
 ) -> None:
     """Save a quantized or spiking network; `model.save_pretrained(folder)` does the same.
 
     The manifest comes last, so that a broken-off save is not taken for a whole one. `state_dict` stands for the
-    network's own, where a trainer has gathered it. Other arguments of `save_pretrained` are accepted where they cannot
-    matter here and refused where they would.
+    network's own, where a trainer has gathered it. `compact=True` stores the weights of a quantized network as integers
+    and scales, in a quarter of the space; `spikezip.quant.compact.snap` comes first. Those of a spiking network always
+    are. Other arguments of `save_pretrained` are accepted where they cannot matter here and refused where they would.
 
     Example:
         >>> import spikezip, tempfile, torch, transformers
@@ -56,23 +58,20 @@ def save(
     if ignored.get("is_main_process") is False:
         return
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     if (folder / CONFIG).exists() and not (folder / MANIFEST).exists():
         raise ConfigError(f"{folder} holds a model that spikezip did not save; choose another folder")
+    names = canonical_keys(model, model.canonical)
+    tensors, tied = _gather(model.state_dict() if state_dict is None else state_dict, names)
+    packed: dict[str, dict[str, Any]] = {}
+    if compact and model.kind == "qann":
+        from spikezip.checkpoint.pack import pack  # it needs the quantized layers, whose package imports this function
+
+        packed = pack(model, tensors, names)
+
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "complete": False}) + "\n", encoding="utf-8")
     for old in (*folder.glob("model*.safetensors"), folder / CERTIFICATE):
         old.unlink(missing_ok=True)
-
-    names = canonical_keys(model, model.canonical)
-    tensors: dict[str, torch.Tensor] = {}
-    tied: dict[str, str] = {}
-    owners: dict[tuple[int, torch.Size], str] = {}
-    for key, tensor in (model.state_dict() if state_dict is None else state_dict).items():
-        owner = owners.setdefault((tensor.data_ptr(), tensor.shape), names[key])
-        if owner != names[key] and tensor.numel():
-            tied[names[key]] = owner
-        else:
-            tensors[names[key]] = tensor.detach().cpu().contiguous()
     plan = split_torch_state_dict_into_shards(
         tensors, max_shard_size=max_shard_size, filename_pattern="model{suffix}.safetensors"
     )
@@ -92,8 +91,25 @@ def save(
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "quantization": model.quant_config.to_json(),
         "tied": tied,
+        **({"packed": packed} if packed else {}),
         "files": {name: digest(folder / name) for name in files},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     manifest["checksum"] = checksum(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _gather(
+    state: Mapping[str, torch.Tensor], names: Mapping[str, str]
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors by their name on disk, each once; and, for a tensor with several names, name → name it is under."""
+    tensors: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
+    owners: dict[tuple[int, torch.Size], str] = {}
+    for key, tensor in state.items():
+        owner = owners.setdefault((tensor.data_ptr(), tensor.shape), names[key])
+        if owner != names[key] and tensor.numel():
+            tied[names[key]] = owner
+        else:
+            tensors[names[key]] = tensor.detach().cpu().contiguous()
+    return tensors, tied

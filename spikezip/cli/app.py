@@ -15,6 +15,7 @@ from spikezip.cli.inspect import inspect
 from spikezip.cli.quantize import quantize
 from spikezip.cli.screen import one_line, say, show_error, show_warning
 from spikezip.cli.simulate import simulate
+from spikezip.cli.train import train
 from spikezip.cli.verify import verify
 from spikezip.errors import SpikezipError
 from spikezip.version import __version__
@@ -80,6 +81,7 @@ def spikezip(
     """Turn a pretrained transformer into a spiking network that computes exactly the same function.
 
     float model ─ [bold]quantize[/] → QANN ─ [bold]convert[/] → SNN ─ [bold]simulate[/] → numbers over time.
+    [bold]train[/] carries out a recipe, from a float model to a certified spiking network.
     [bold]verify[/] shows that QANN and SNN agree in every bit; [bold]inspect[/] shows what is in a folder.
     [bold]demo[/] does it all on something small.
     """
@@ -88,5 +90,5 @@ def spikezip(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-for verb in (quantize, convert, verify, simulate, inspect, demo):
+for verb in (quantize, train, convert, verify, simulate, inspect, demo):
     app.command()(verb)

@@ -1,11 +1,11 @@
-"""What `--data` names, as batches of model inputs: sentences, arrays of images, pictures in a folder."""
+"""What `--data` names, as batches of model inputs: sentences, arrays of images, pictures in a folder, a dataset."""
 
 import csv
 import inspect
 import json
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,24 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from spikezip.adoption import own_class
 from spikezip.cli.folders import TOKENIZER_FILES
+from spikezip.data import TEXT, Pixels, Split, names, open_data
+from spikezip.data.pixels import resample
+from spikezip.data.text import Texts
+from spikezip.data.text_files import TEXT_COLUMNS
 from spikezip.errors import InputError
 
-TEXT_COLUMNS = ("sentence", "text", "content", "review")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples in the order of their file: `texts`, or `images` (one array, or paths of pictures); maybe labels."""
+    """Samples in the order of their file: `texts`, or `images`; maybe labels.
+
+    Images are one array, paths of pictures, or a split of a dataset.
+    """
 
     texts: Sequence[str] = ()
-    images: np.ndarray | Sequence[Path] = ()
+    images: np.ndarray | Sequence[Path] | Split = ()
     labels: Sequence[Any] | None = None
 
     def __len__(self) -> int:
@@ -47,7 +53,7 @@ def read(path: str) -> Samples:
     """
     file = Path(path)
     if not file.exists():
-        raise InputError(f"--data {path}: there is no such file or folder")
+        return _read_dataset(path)
     readers = {".txt": _read_lines, ".tsv": _read_table, ".csv": _read_table, ".npz": _read_arrays}
     reader = _read_folder if file.is_dir() else readers.get(file.suffix.lower())
     if reader is None:
@@ -74,7 +80,7 @@ def batches(
     end = min(len(samples), limit or len(samples))
     for start in range(0, end, batch_size):
         part = slice(start, min(start + batch_size, end))
-        batch = collate(samples.texts[part] if samples.texts else samples.images[part])
+        batch = collate(samples.texts[part] if samples.texts else _part(samples.images, part))
         if samples.labels is not None:
             batch["labels"] = _label_tensor(samples.labels[part], model.config)
         yield batch
@@ -134,6 +140,28 @@ def _read_folder(folder: Path) -> Samples:
     return Samples(images=sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES))
 
 
+def _read_dataset(path: str) -> Samples:
+    """`NAME:SOURCE`, a dataset of `spikezip.data`: its test split, or the one named behind a #."""
+    name, colon, source = path.partition(":")
+    if not colon or name not in names():
+        raise InputError(
+            f"--data {path}: there is no such file or folder; a dataset is NAME:SOURCE, where NAME is one of "
+            f"{', '.join(names())}"
+        )
+    part = "test"
+    if "#" in source and not Path(source).exists():
+        source, _, part = source.rpartition("#")
+        if part not in ("train", "validation", "test"):
+            raise InputError(f"--data {path}: behind # stands train, validation or test, not {part!r}")
+    data = open_data(name, source)
+    split: Split = getattr(data, part)
+    labels = split.labels.tolist()
+    if data.kind == TEXT:
+        assert isinstance(split, Texts)
+        return Samples(texts=split.texts, labels=labels)
+    return Samples(images=split, labels=labels)
+
+
 # ---- sentences ----
 
 
@@ -171,15 +199,42 @@ def _images(model: PreTrainedModel, folder: Path) -> Any:
     file = folder / "preprocessor_config.json"
     processor = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     channels = getattr(model.config, "num_channels", 3)
+    # Sizes are the model's, not those that the file names.
+    values = {name: value for name, value in processor.items() if name not in ("size", "crop_size", "resample")}
+    pixels_of = Pixels.from_json(values)
 
-    def collate(images: np.ndarray | Sequence[Path]) -> dict[str, Tensor]:
-        if not isinstance(images, np.ndarray):
-            images = _open_pictures(images, model.config.image_size, channels, processor.get("resample", 2))
-        pixels = torch.from_numpy(_channels_first(images, channels))
-        pixels = _normalize(pixels, processor) if pixels.dtype == torch.uint8 else pixels
+    def collate(images: np.ndarray | Sequence[Path] | Tensor) -> dict[str, Tensor]:
+        if isinstance(images, Tensor):
+            sized = replace(pixels_of, size=_both(model.config.image_size), resample=resample(processor))
+            pixels = _dataset_pixels(images, channels, sized)
+        else:
+            if not isinstance(images, np.ndarray):
+                images = _open_pictures(images, _both(model.config.image_size), channels, processor.get("resample", 2))
+            pixels = torch.from_numpy(_channels_first(images, channels))
+            pixels = pixels_of(pixels) if pixels.dtype == torch.uint8 else pixels
         return {"pixel_values": pixels.to(next(model.parameters()).dtype)}
 
     return collate
+
+
+def _part(images: np.ndarray | Sequence[Path] | Split, part: slice) -> Any:
+    if isinstance(images, Split):
+        return images.__getitems__(range(part.start, part.stop))["pixel_values"]
+    return images[part]
+
+
+def _both(size: int | Sequence[int]) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def _dataset_pixels(pixels: Tensor, channels: int, pixels_of: Pixels) -> Tensor:
+    """Pixels of a dataset as training saw them. Frames of events (floats) pass as they are."""
+    if pixels.shape[1] == 1 and pixels.dtype == torch.uint8:  # grey
+        pixels = pixels.expand(-1, channels, -1, -1)
+    if pixels.shape[1] != channels:
+        raise InputError(f"the dataset has {pixels.shape[1]} channel(s), the model takes {channels}")
+    return pixels if pixels.is_floating_point() else pixels_of(pixels)
 
 
 def _channels_first(images: np.ndarray, channels: int) -> np.ndarray:
@@ -192,25 +247,12 @@ def _channels_first(images: np.ndarray, channels: int) -> np.ndarray:
     raise InputError(f"images of shape {list(images.shape)} do not have the {channels} channel(s) that the model takes")
 
 
-def _normalize(pixels: Tensor, processor: dict[str, Any]) -> Tensor:
-    """0…255 to what the model was trained on."""
-    values = pixels.to(torch.float32)
-    if processor.get("do_rescale", True):
-        values = values * processor.get("rescale_factor", 1 / 255)
-    if not processor.get("do_normalize", True):
-        return values
-    mean, std = (torch.tensor(processor.get(name, 0.5)).reshape(-1) for name in ("image_mean", "image_std"))
-    if {len(mean), len(std)} - {1, pixels.shape[1]}:
-        raise InputError(f"image_mean has {len(mean)} values, the images have {pixels.shape[1]} channel(s)")
-    return (values - mean[:, None, None]) / std[:, None, None]
-
-
-def _open_pictures(paths: Sequence[Path], size: int | Sequence[int], channels: int, resample: int) -> np.ndarray:
+def _open_pictures(paths: Sequence[Path], size: tuple[int, int], channels: int, resample: int) -> np.ndarray:
     try:
         from PIL import Image
     except ModuleNotFoundError:
         raise InputError("a folder of images needs pillow: pip install pillow") from None
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = size
     opened = []
     for path in paths:
         try:

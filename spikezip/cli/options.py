@@ -84,7 +84,7 @@ def site_levels(texts: Iterable[str]) -> dict[str, SiteConfig]:
 
     Example:
         >>> site_levels(["*.p=64"])
-        {'*.p': SiteConfig(levels=64, signed=None, lo=None, hi=None)}
+        {'*.p': SiteConfig(levels=64, signed=None, lo=None, hi=None, per_channel=False)}
     """
     sites = {}
     for text in texts:

@@ -57,8 +57,8 @@ def one_line(message: object) -> str:
     return next(iter(str(message).strip().splitlines()), type(message).__name__)
 
 
-class _Rate(ProgressColumn):
-    """Samples per second."""
+class Rate(ProgressColumn):
+    """Steps or samples per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -72,7 +72,7 @@ def progress(what: str, total: int) -> Iterator[Any]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        _Rate(),
+        Rate(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=err(),

@@ -19,8 +19,8 @@ from spikezip.cli.options import (
     SamplesOption,
 )
 from spikezip.cli.options import steps as read_steps
-from spikezip.cli.over_time import OverTime, shown_steps
 from spikezip.cli.screen import out, progress, say
+from spikezip.measure.over_time import OverTime, shown_steps
 
 
 def simulate(

@@ -34,7 +34,7 @@ def calibrate(qann: QuantizedModel, batches: Iterable[Batch] | Batch) -> Quantiz
     if first is None:
         raise InputError("calibrate needs at least one batch")
     was_training = qann.training
-    observers = {name: RangeObserver(name, site.lo, site.hi) for name, site in qann.sites.items()}
+    observers = {name: RangeObserver(name, site.lo, site.hi, site.by_channel) for name, site in qann.sites.items()}
     sites = qann.sites
     qann.eval()
     try:

@@ -13,6 +13,8 @@ from spikezip.ops.grid import WEIGHT_BITS
 class SiteConfig:
     """Settings for the sites that a name pattern matches. `lo` and `hi` come together and override `levels`.
 
+    `per_channel=True` gives the site a scale for every channel (last dimension) instead of one for all.
+
     Example:
         >>> SiteConfig(levels=8).range(signed=True, default_levels=32)
         (-4, 3)
@@ -22,6 +24,7 @@ class SiteConfig:
     signed: bool | None = None
     lo: int | None = None
     hi: int | None = None
+    per_channel: bool = False
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "SiteConfig":
@@ -32,6 +35,8 @@ class SiteConfig:
 
     def range(self, signed: bool, default_levels: int) -> tuple[int, int]:
         """The codes `lo, hi` of a site that is signed or not unless said otherwise here."""
+        if not isinstance(self.per_channel, bool):
+            raise ConfigError(f"per_channel={self.per_channel!r}: choose True or False")
         if (self.lo is None) != (self.hi is None):
             raise ConfigError("lo and hi are set together: give both or neither")
         if self.lo is not None and self.hi is not None:
@@ -57,6 +62,8 @@ class QuantConfig:
         weight_bits: 8 or 16 put weights on an integer grid per output channel, where conversion is exact;
             None keeps float weights, as in the paper.
         sites: settings by site-name pattern (`*` matches anything); the last pattern that matches wins.
+        embedding_bits: 8 or 16 put the embedding tables of a text model on an integer grid per row;
+            None keeps them in floats. A table that is also an output layer takes the `weight_bits` or None.
 
     Example:
         >>> config = QuantConfig(levels=16, sites={"*.p": SiteConfig(levels=64)})
@@ -69,11 +76,14 @@ class QuantConfig:
     levels: int = 32
     weight_bits: int | None = 8
     sites: Mapping[str, SiteConfig] = field(default_factory=dict)
+    embedding_bits: int | None = None
 
     def __post_init__(self) -> None:
         check_levels(self.levels, signed=True)  # every network has signed sites; unsigned ones are set by pattern
         if self.weight_bits is not None and self.weight_bits not in WEIGHT_BITS:
             raise ConfigError(f"weight_bits={self.weight_bits!r}: choose 8, 16, or None for float weights")
+        if self.embedding_bits is not None and self.embedding_bits not in WEIGHT_BITS:
+            raise ConfigError(f"embedding_bits={self.embedding_bits!r}: choose 8, 16, or None for float tables")
         sites = {}
         for pattern, site in self.sites.items():
             try:
@@ -93,7 +103,14 @@ class QuantConfig:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The settings as JSON. Those that came later stay out while unset, so that earlier versions read the rest."""
+        data = asdict(self)
+        if data["embedding_bits"] is None:
+            del data["embedding_bits"]
+        for site in data["sites"].values():
+            if not site["per_channel"]:
+                del site["per_channel"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "QuantConfig":

@@ -6,34 +6,53 @@ import torch
 from torch import Tensor
 
 from spikezip.ops import grid, rounding
+from spikezip.ops import lsq as ops
 
 
 class _LSQ(torch.autograd.Function):
-    """Forward `s·code(u)`. Backward: straight through inside the range; the scale's gradient as in LSQ."""
+    """Forward `s·code(u)`, and the codes. Backward: straight through inside the range; for the scale as in LSQ."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, scale: Tensor, lo: int, hi: int) -> Tensor:
-        scale = rounding.representable(scale)
-        codes = rounding.code(u, scale, lo, hi)
-        ctx.save_for_backward(u, scale)
+    def forward(ctx: Any, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        # Autocast may hand over half precision; what is decided here is decided in float32, or float64.
+        u = u.contiguous()
+        step = rounding.representable(scale)
+        values, codes = ops.quantize(u, step, lo, hi, _codes_dtype(u, lo, hi))
+        ctx.save_for_backward(u, step)
         ctx.range = lo, hi
-        return codes * scale
+        ctx.mark_non_differentiable(codes)
+        return values, codes
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        u, scale = ctx.saved_tensors
-        lo, hi = ctx.range
-        quotient = u / scale
-        inside = (quotient >= lo) & (quotient <= hi)
-        slope = torch.where(inside, rounding.code(u, scale, lo, hi) - quotient, quotient.clamp(lo, hi))
-        share = 1.0 / (hi * u.numel()) ** 0.5
-        return grad * inside, (grad * slope).sum().mul(share).view_as(scale), None, None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        u, step = ctx.saved_tensors
+        grad_u, grad_scale = ops.backward(grad, u, step, *ctx.range)
+        return grad_u, grad_scale.view_as(step).to(step.dtype), None, None
+
+
+def _codes_dtype(u: Tensor, lo: int, hi: int) -> torch.dtype:
+    # On a GPU the tensor cores take bfloat16, which holds integers up to 256.
+    if u.dtype == torch.float64:
+        return torch.float64
+    return torch.bfloat16 if u.is_cuda and max(-lo, hi) <= 256 else torch.float32
+
+
+def quantize(u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+    """`lsq`, with the codes beside the values.
+
+    Example:
+        >>> quantize(torch.tensor([0.3, 5.0]), torch.tensor(0.5), -2, 1)
+        (tensor([0.5000, 0.5000]), tensor([1., 1.]))
+    """
+    values, codes = _LSQ.apply(u, scale, lo, hi)
+    return values, codes
 
 
 def lsq(u: Tensor, scale: Tensor, lo: int, hi: int) -> Tensor:
     """Quantize `u` with a learned scale: values in, values out, gradients to both.
 
-    The scale's gradient is divided by `sqrt(hi · numel)`, so that it is of the size of a weight's.
+    The scale has one element, or one per channel (last dimension). Its gradient is divided by `sqrt(hi · numel)`, so
+    that it is of the size of a weight's.
 
     Example:
         >>> u, s = torch.tensor([0.3, 5.0], requires_grad=True), torch.tensor(0.5, requires_grad=True)
@@ -41,8 +60,7 @@ def lsq(u: Tensor, scale: Tensor, lo: int, hi: int) -> Tensor:
         >>> u.grad, round(float(s.grad), 4)
         (tensor([1., 0.]), 0.9899)
     """
-    result: Tensor = _LSQ.apply(u, scale, lo, hi)
-    return result
+    return quantize(u, scale, lo, hi)[0]
 
 
 def initial_scale(u: Tensor, hi: int) -> Tensor:

@@ -22,31 +22,31 @@ class RangeObserver:
         True
     """
 
-    def __init__(self, name: str, lo: int, hi: int) -> None:
-        self.name, self.lo, self.hi = name, lo, hi
-        self.samples: list[Tensor] = []
-        self.largest = torch.zeros(())
+    def __init__(self, name: str, lo: int, hi: int, by_channel: bool = False) -> None:
+        self.name, self.lo, self.hi, self.by_channel = name, lo, hi, by_channel
+        self.samples: list[Tensor] = []  # [values, channels], one channel unless each has its own scale
+        self.largest: Tensor | None = None
 
     def see(self, u: Tensor) -> None:
-        flat = u.detach().reshape(-1)
-        self.largest = torch.maximum(self.largest.to(flat.device, flat.dtype), flat.abs().max())
-        self.samples.append(flat[:: max(1, flat.numel() // _SAMPLE)])
+        rows = u.detach().reshape(-1, u.shape[-1] if self.by_channel else 1)
+        top = rows.abs().amax(dim=0)
+        self.largest = top if self.largest is None else torch.maximum(self.largest, top)
+        self.samples.append(rows[:: max(1, rows.numel() // _SAMPLE)])
 
     def best_scale(self) -> Tensor:
         """The scale, among those that cover the sample from a twentieth of its range to all of it."""
-        if not self.samples:
+        if self.largest is None:
             raise InputError(f"site {self.name!r} was never reached: no batch went through it")
-        sample = torch.cat(self.samples)
-        if not torch.isfinite(self.largest):
+        if not bool(torch.isfinite(self.largest).all()):
             raise InputError(f"site {self.name!r} saw values that are not finite; check the model and the batches")
-        top = float(self.largest)
-        if top == 0:
-            return sample.new_tensor(1 / self.hi)
+        sample = torch.cat(self.samples)
         reach = max(-self.lo, self.hi) if self.lo < 0 else self.hi
-        best, best_error = top / reach, float("inf")
+        best = self.largest / reach
+        least = torch.full_like(best, float("inf"))
         for i in range(1, _CANDIDATES + 1):
-            scale = sample.new_tensor(top / reach * (0.05 + 0.95 * i / _CANDIDATES))
-            error = float((rounding.code(sample, scale, self.lo, self.hi) * scale - sample).square().mean())
-            if error < best_error:
-                best, best_error = float(scale), error
-        return sample.new_tensor(best)
+            scale = self.largest / reach * (0.05 + 0.95 * i / _CANDIDATES)
+            scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+            error = (rounding.code(sample, scale, self.lo, self.hi) * scale - sample).square().mean(dim=0)
+            best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
+        best = torch.where(self.largest > 0, best, torch.full_like(best, 1 / self.hi))
+        return best if self.by_channel else best.view(())

@@ -14,6 +14,7 @@ from spikezip.models import attention
 from spikezip.models.coverage import checked_plan
 from spikezip.models.plan import ACTIVATION, ATTENTION, INPUT, OUTPUT, Plan, SitePlan, is_relu
 from spikezip.quant.config import QuantConfig
+from spikezip.quant.embedding import adopt_embeddings
 from spikezip.quant.model import QuantizedModel, adopt_model
 from spikezip.quant.site import Site
 from spikezip.quant.synapse import QuantAttention, adopt_input, adopt_linear
@@ -74,6 +75,8 @@ def apply_plan(model: PreTrainedModel, plan: Plan, config: QuantConfig) -> None:
         if not isinstance(layer, nn.Conv2d):
             raise ConfigError(f"the input layer {plan.input_layer} is a {type(layer).__name__}, not a Conv2d")
         adopt_input(layer, plan.input_layer, config.weight_bits, entry)
+    if config.embedding_bits is not None:
+        adopt_embeddings(model, config.embedding_bits, plan.constants)
     model.set_attn_implementation(attention.NAME)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False  # a step looks at the whole sequence
@@ -86,11 +89,14 @@ def apply_plan(model: PreTrainedModel, plan: Plan, config: QuantConfig) -> None:
 
 
 def _make_site(plan: SitePlan, config: QuantConfig, like: Tensor) -> Site:
+    settings = config.site(plan.name)
     try:
-        lo, hi = config.site(plan.name).range(plan.signed, config.levels)
+        lo, hi = settings.range(plan.signed, config.levels)
+        if settings.per_channel and plan.where == ATTENTION:
+            raise ConfigError("per_channel=True: products inside attention take one scale for all channels")
     except ConfigError as error:
         raise ConfigError(f"site {plan.name!r}: {error}") from None
-    return Site(plan.name, lo, hi, plan.entry, like)
+    return Site(plan.name, lo, hi, plan.entry, like, by_channel=settings.per_channel)
 
 
 def _replace_functions(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> set[str]:

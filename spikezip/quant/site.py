@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from spikezip.errors import CalibrationError
-from spikezip.quant.lsq import initial_scale, lsq
+from spikezip.execution import current
+from spikezip.quant.lsq import initial_scale, quantize
 from spikezip.spiking.neuron import Neuron
 
 
@@ -17,7 +18,10 @@ class Observer(Protocol):
 
 
 class Site(Neuron):
-    """In `train()`: fake quantization with gradients. In `eval()`: codes, by the same rule the neuron follows.
+    """In `train()`: codes with gradients. In `eval()`: codes, by the same rule the neuron follows.
+
+    The scale is a vector of one element, or of one per channel: sharded training (FSDP) takes no parameter without
+    dimensions.
 
     Example:
         >>> site = Site("site", lo=-4, hi=3)
@@ -27,9 +31,11 @@ class Site(Neuron):
 
     initialized: Tensor
 
-    def __init__(self, name: str, lo: int, hi: int, entry: bool = False, like: Tensor | None = None) -> None:
-        start = torch.ones(()) if like is None else torch.ones((), dtype=like.dtype, device=like.device)
-        super().__init__(name, start, lo, hi, entry)
+    def __init__(
+        self, name: str, lo: int, hi: int, entry: bool = False, like: Tensor | None = None, by_channel: bool = False
+    ) -> None:
+        start = torch.ones(1) if like is None else like.new_ones(1)
+        super().__init__(name, start, lo, hi, entry, by_channel)
         del self.scale
         self.scale = nn.Parameter(start)
         self.register_buffer("initialized", torch.zeros((), dtype=torch.bool, device=start.device))
@@ -44,7 +50,9 @@ class Site(Neuron):
 
     @torch.no_grad()
     def set_scale(self, scale: Tensor) -> None:
-        self.scale.copy_(scale)
+        """Start from this scale: one number, or one per channel for a site that has one per channel."""
+        self.take_shape(scale)
+        self.scale.copy_(scale.expand_as(self.scale))
         self.initialized.fill_(True)
         self._ready = True
 
@@ -65,9 +73,18 @@ class Site(Neuron):
         if not self.training:
             self.on_grid()
             return super().forward(u)
+        values, codes = self.learn(u)
+        return self.keep(values, codes)
+
+    def learn(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Values, with gradients to `u` and the scale, and codes: a step of training."""
         if not self.is_ready():
+            if self.by_channel:  # an optimizer may hold the parameter by now: it must not change its shape
+                raise CalibrationError(f"site {self.name!r} has a scale per channel: call spikezip.calibrate first")
             self.set_scale(initial_scale(u, self.hi))
-        return lsq(u, self.scale, self.lo, self.hi)
+        values, codes = quantize(u, self.scale, self.lo, self.hi)
+        current().learned(self, codes)
+        return values, codes
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._ready = False

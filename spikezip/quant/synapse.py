@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from spikezip.execution import current
 from spikezip.ops import grid
 from spikezip.quant.lsq import on_grid
+from spikezip.quant.products import Learned, grid_linear, grid_matmul, straight
 from spikezip.quant.site import Site
 from spikezip.spiking.attention import Attention, masked_softmax
 from spikezip.spiking.synapse import Part, apply_synapse, input_conv, integer_parts, link
@@ -26,26 +27,45 @@ class QuantSynapse(nn.Module):
     source: Site
     weight: Tensor
     bias: Any  # a Parameter or None; torch declares it one way for Linear, another for Conv1D
+    transposed = False  # whether the parameter is `[in, out]`
+    plain_glue = True  # whether nothing but a change of shape can happen between site and product (no dropout)
 
     def matrix(self) -> Tensor:
         """The weight as `[out, in]`."""
-        return self.weight
+        return self.weight.t() if self.transposed else self.weight
 
-    def grid_weight(self) -> tuple[Tensor, Tensor | None]:
-        """Integer weights and their scales; with float weights, those and None."""
+    def grid_weight(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+        """Integer weights, in `dtype` if 8 bits allow it, and their scales; with float weights, those and None.
+
+        A source with a scale per channel cannot take it out of the sum: its scales are part of the weights.
+        """
+        matrix = self.matrix().detach()
+        if self.source.per_channel:
+            matrix = matrix * self.source.step_size
         if self.weight_bits is None:
-            return self.matrix().detach(), None
-        return grid.weight_grid(self.matrix(), self.weight_bits)
+            return matrix, None
+        return grid.weight_grid(matrix, self.weight_bits, dtype if self.weight_bits == 8 else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.source.on_grid():
-            return F.linear(x, on_grid(self.matrix(), self.weight_bits), self.bias)
-        codes, scale = self.grid_weight()
-        if self.weight_bits is None:
-            parts = [Part(codes, codes.dtype)]
-        else:
-            parts = integer_parts(codes, self.weight_bits, self.source.largest, self.name)
-        return apply_synapse(self, x, self.source, parts, scale, self.bias)
+        if self.source.on_grid():
+            codes, scale = self.grid_weight()
+            if self.weight_bits is None:
+                parts = [Part(codes, codes.dtype)]
+            else:
+                parts = integer_parts(codes, self.weight_bits, self.source.largest, self.name)
+            return apply_synapse(self, self.source.read(x), self.source, parts, scale, self.bias)
+        if self.source.training and self.weight_bits is not None:
+            arrived = self.arrived(x)
+            if arrived is not None:
+                return grid_linear(self, x, arrived)
+        return F.linear(x, on_grid(self.matrix(), self.weight_bits), self.bias)
+
+    def arrived(self, x: Tensor) -> Tensor | None:
+        """In training: the codes that `x` consists of; None if dropout took some of them away."""
+        codes = self.source.kept(x)
+        if codes is None and self.plain_glue:
+            codes = (x.detach() / self.source.step_size).round_()
+        return codes
 
 
 class QuantLinear(QuantSynapse, nn.Linear):
@@ -55,8 +75,7 @@ class QuantLinear(QuantSynapse, nn.Linear):
 class QuantConv1D(QuantSynapse, Conv1D):
     """GPT-2's `Conv1D`, a linear layer whose weight is `[in, out]`."""
 
-    def matrix(self) -> Tensor:
-        return self.weight.t()
+    transposed = True
 
 
 class QuantInput(nn.Conv2d):
@@ -81,20 +100,28 @@ class QuantInput(nn.Conv2d):
         return grid.weight_grid(self.weight, self.weight_bits)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.entry_site.on_grid():
-            weight = on_grid(self.weight, self.weight_bits)
-            return F.conv2d(x, weight, self.bias, **self.geometry())
-        return current().inject(self, x, self.evaluate)
+        if self.entry_site.on_grid():
+            return current().inject(self, x, self.evaluate)
+        floats = F.conv2d(x, on_grid(self.weight, self.weight_bits), self.bias, **self.geometry())
+        if not self.entry_site.training or self.weight_bits is None:
+            return floats
+        with torch.no_grad():
+            exact = self.evaluate(x, check=False)
+        return straight(exact, floats)
 
-    def evaluate(self, x: Tensor) -> Tensor:
+    def evaluate(self, x: Tensor, check: bool = True) -> Tensor:
         codes, scale = self.grid_weight()
-        return input_conv(x, codes, scale, self.bias, self.geometry(), self.name)
+        return input_conv(x, codes, scale, self.bias, self.geometry(), self.name, check)
 
 
 class QuantAttention(Attention):
     """Attention of a quantized network: on the grid in `eval()`, fake quantization in `train()`."""
 
     q: Site
+    k: Site
+    v: Site
+    p: Site
+    o: Site
 
     def forward(
         self,
@@ -108,13 +135,33 @@ class QuantAttention(Attention):
     ) -> tuple[Tensor, Tensor]:
         if self.q.on_grid():
             return super().forward(query, key, value, mask, scaling, groups)
+        if self.q.observer is not None:
+            return self._observed(query, key, value, mask, scaling, groups)
+        q, k, v = self.q.learn(query), self.k.learn(key), self.v.learn(value)
+        if groups > 1:
+            k, v = _repeat(k, groups), _repeat(v, groups)
+        turned = k[0].transpose(2, 3), k[1].transpose(2, 3)
+        scores = grid_matmul(self, "qk", q, turned, self.q, self.k, scaling)
+        p = self.p.learn(masked_softmax(scores, mask))
+        if dropout:
+            mixed = torch.matmul(F.dropout(p[0], dropout), v[0])
+        else:
+            mixed = grid_matmul(self, "pv", p, v, self.p, self.v, 1.0)
+        return self.o(mixed.transpose(1, 2).contiguous()), p[0]
+
+    def _observed(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, groups: int
+    ) -> tuple[Tensor, Tensor]:
+        """Calibration: floats all the way, the sites look on."""
         q, k, v = self.q(query), self.k(key), self.v(value)
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        scores = torch.matmul(q, k.transpose(2, 3)) * scaling
-        p = self.p(masked_softmax(scores, mask))
-        mixed = torch.matmul(F.dropout(p, dropout, self.training), v)
-        return self.o(mixed.transpose(1, 2).contiguous()), p
+        p = self.p(masked_softmax(torch.matmul(q, k.transpose(2, 3)) * scaling, mask))
+        return self.o(torch.matmul(p, v).transpose(1, 2).contiguous()), p
+
+
+def _repeat(kv: Learned, groups: int) -> Learned:
+    return kv[0].repeat_interleave(groups, dim=1), kv[1].repeat_interleave(groups, dim=1)
 
 
 def adopt_linear(layer: Any, name: str, bits: int | None, source: Site) -> None:

@@ -42,19 +42,21 @@ class Attention(nn.Module):
         q, k, v = self.q.codes(query), self.k.codes(key), self.v.codes(value)
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        scores = self._product("qk", q, k.transpose(2, 3), self.q, self.k, scaling)
+        scores = self.product("qk", q, k.transpose(2, 3), self.q, self.k, scaling)
         p = self.p.codes(masked_softmax(scores, mask))
-        mixed = self._product("pv", p, v, self.p, self.v, 1.0)
+        mixed = self.product("pv", p, v, self.p, self.v, 1.0)
         output = self.o(mixed.transpose(1, 2).contiguous())
         return output, p * self.p.step_size
 
-    def _product(self, tag: str, a: Tensor, b: Tensor, left: Neuron, right: Neuron, scaling: float) -> Tensor:
+    def product(self, tag: str, a: Tensor, b: Tensor, left: Neuron, right: Neuron, scaling: float) -> Tensor:
+        """The product of two sites' codes, scaled to values: an exact sum, times one number."""
         largest = max(left.largest, right.largest)
         bound = a.shape[-1] * left.largest * right.largest
-        dtype = torch.promote_types(grid.accumulator(bound, f"the product {tag} at {left.name!r}"), a.dtype)
+        own = left.scale.dtype
+        dtype = torch.promote_types(grid.accumulator(bound, f"the product {tag} at {left.name!r}"), own)
         total = current().matmul(self, tag, a, b, dtype, largest)
         factor = left.step_size * right.step_size * scaling
-        return scaled(total, factor).to(a.dtype)
+        return scaled(total, factor).to(own)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +46,11 @@ class Neuron(nn.Module):
 
     scale: Tensor
 
-    def __init__(self, name: str, scale: Tensor, lo: int, hi: int, entry: bool = False) -> None:
+    def __init__(
+        self, name: str, scale: Tensor, lo: int, hi: int, entry: bool = False, by_channel: bool = False
+    ) -> None:
         super().__init__()
+        self.by_channel = by_channel
         self.name = name
         self.lo = lo
         self.hi = hi
@@ -55,8 +59,20 @@ class Neuron(nn.Module):
 
     @property
     def step_size(self) -> Tensor:
-        """The scale s: a neuron's threshold, a quantizer's step."""
-        return rounding.representable(self.scale.detach())
+        """The scale s: a neuron's threshold, a quantizer's step. One number, or one per channel (last dimension)."""
+        scale = rounding.representable(self.scale.detach())
+        return scale.view(()) if scale.numel() == 1 else scale
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether there is a scale per channel now; `by_channel` says whether there should be, once it is set."""
+        return self.scale.numel() > 1
+
+    def take_shape(self, scale: Tensor) -> None:
+        """Make room for a scale per channel, where this site has one: how many channels, only data tells."""
+        if self.by_channel and scale.numel() > 1 and self.scale.shape != scale.shape:
+            room = torch.ones_like(scale, dtype=self.scale.dtype, device=self.scale.device)
+            self.scale = nn.Parameter(room) if isinstance(self.scale, nn.Parameter) else room
 
     @property
     def levels(self) -> int:
@@ -73,16 +89,31 @@ class Neuron(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         codes = self.codes(u)
-        values = codes * self.step_size
+        return self.keep(codes * self.step_size, codes)
+
+    def keep(self, values: Tensor, codes: Tensor) -> Tensor:
+        """Remember the codes of `values` for the products that read them; returns the values."""
         if not values.is_inference():
             _kept[values] = self, values._version, codes
         return values
 
+    def kept(self, values: Tensor) -> Tensor | None:
+        """The codes of `values`, if that is what this site returned, as it was or in another shape."""
+        if values.is_inference():
+            return None
+        # A model's `reshape` of a whole tensor is a view: its base is what the site returned.
+        base = values if values in _kept else values._base
+        if base is None or base not in _kept or base.numel() != values.numel() or not values.is_contiguous():
+            return None
+        site, version, codes = _kept[base]
+        return codes.view(values.shape) if site is self and version == values._version else None
+
     def read(self, values: Tensor) -> Tensor:
         """The bare codes in `values` that came from this site, whatever glue moved them on the way."""
-        site, version, kept = _kept.get(values, (None, 0, values))
-        if site is self and version == values._version and not _checking.get():
-            return kept
+        if not _checking.get():
+            codes = self.kept(values)
+            if codes is not None:
+                return codes
         codes = (values / self.step_size).round_()
         if _checking.get() and not torch.equal(codes * self.step_size, values):
             raise CoverageError(
@@ -90,6 +121,12 @@ class Neuron(nn.Module):
                 "the model computes something between the two. Give the product an input site in the model's table."
             )
         return codes
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        stored = state_dict.get(prefix + "scale")
+        if stored is not None:
+            self.take_shape(stored)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, {self.lo}…{self.hi}"

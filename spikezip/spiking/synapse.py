@@ -28,23 +28,37 @@ def integer_parts(codes: Tensor, bits: int, largest_code: int, what: str) -> lis
         [tensor([[1, 0]], dtype=torch.int8), tensor([[44, -1]], dtype=torch.int8)]
     """
     matrices = grid.halves(codes) if bits == 16 else (codes,)
-    return [
-        Part(m.to(torch.int8), grid.accumulator(grid.linear_bound(m, largest_code), f"the product in {what}"))
-        for m in matrices
-    ]
+    return [Part(m.to(torch.int8), _accumulator(m, largest_code, what)) for m in matrices]
+
+
+def _accumulator(matrix: Tensor, largest_code: int, what: str) -> torch.dtype:
+    # What int8 weights can reach at all is known without looking at them, which would make a GPU wait.
+    bound = matrix.shape[1] * 128 * largest_code
+    if bound >= 2**24:
+        bound = grid.linear_bound(matrix, largest_code)
+    return grid.accumulator(bound, f"the product in {what}")
 
 
 def apply_synapse(
-    owner: nn.Module, x: Tensor, source: Neuron, parts: list[Part], scale: Tensor | None, bias: Tensor | None
+    owner: nn.Module, codes: Tensor, source: Neuron, parts: list[Part], scale: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """The running output of a synapse for the running values `x` that came from the site `source`."""
-    codes = source.read(x)
+    """The running output of a synapse for the running codes of the site `source`."""
     total = current().linear(owner, "0", codes, parts[0].weight, parts[0].dtype, source.largest)
     for i, part in enumerate(parts[1:], start=1):
         total = total * 256 + current().linear(owner, str(i), codes, part.weight, part.dtype, source.largest)
-    factor = source.step_size if scale is None else source.step_size * scale
-    y = scaled(total, factor).to(x.dtype)
-    return y if bias is None else y.add_(bias)
+    factor = input_factor(source, scale)
+    if factor is not None and factor.ndim and total.is_cuda and total.dtype == source.scale.dtype == torch.float32:
+        return grid.scale_bias(total, factor, bias)  # one pass over the data, and not two
+    y = total if factor is None else scaled(total, factor)
+    y = y.to(source.scale.dtype)
+    return y if bias is None else (y + bias if factor is None else y.add_(bias))
+
+
+def input_factor(source: Neuron, scale: Tensor | None) -> Tensor | None:
+    """What a sum of codes times weights is multiplied with. A scale per channel of the input is in the weights."""
+    if source.per_channel:
+        return scale
+    return source.step_size if scale is None else source.step_size * scale
 
 
 def scaled(total: Tensor, factor: Tensor) -> Tensor:
@@ -115,7 +129,7 @@ class SpikingLinear(FrozenWeights):
         return self._parts
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_synapse(self, x, self.source, self.parts(), self.scale, self.bias)
+        return apply_synapse(self, self.source.read(x), self.source, self.parts(), self.scale, self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._parts = None  # .to(device) and the like: derived tensors are made anew
@@ -161,13 +175,22 @@ class SpikingInput(FrozenWeights):
 
 
 def input_conv(
-    x: Tensor, codes: Tensor, scale: Tensor | None, bias: Tensor | None, geometry: dict[str, Any], name: str
+    x: Tensor,
+    codes: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    geometry: dict[str, Any],
+    name: str,
+    check: bool = True,
 ) -> Tensor:
-    """A convolution of a float input with integer weights, exact; with float weights (`scale=None`) plain."""
+    """A convolution of a float input with integer weights, exact; with float weights (`scale=None`) plain.
+
+    `check` refuses an input so large that sums would not be exact. It makes a GPU wait, so training leaves it out.
+    """
     if scale is None:
         return F.conv2d(x, codes, bias, **geometry)
     kernel = codes.to(torch.float64)
-    integers = grid.fixed_point(x, grid.linear_bound(kernel, 1), f"the input of {name}")
+    integers = grid.fixed_point(x, grid.linear_bound(kernel, 1) if check else None, f"the input of {name}")
     total = F.conv2d(integers, kernel, None, **geometry)
     factor = scale.to(torch.float64) * 2.0**-grid.INPUT_FRACTION_BITS
     y = (total * factor.view(1, -1, 1, 1)).to(x.dtype)

@@ -77,6 +77,30 @@ def test_known_weight_bits(bits: int | None) -> None:
     assert QuantConfig(weight_bits=bits).weight_bits == bits
 
 
+@pytest.mark.parametrize("bits", [4, 0, 32, True, "8", 8.5])
+def test_unknown_embedding_bits(bits: Any) -> None:
+    with pytest.raises(ConfigError, match="embedding_bits"):
+        QuantConfig(embedding_bits=bits)
+
+
+@pytest.mark.parametrize("value", [1, 0, None, "yes"])
+def test_per_channel_is_yes_or_no(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"sites\['\*\.LayerNorm'\]: per_channel"):
+        QuantConfig(sites={"*.LayerNorm": SiteConfig(per_channel=value)})
+
+
+def test_later_settings_are_in_the_json_only_when_set() -> None:
+    """So a folder that does not use them is read by versions that do not know them; and theirs are read here."""
+    old = QuantConfig(sites={"*": SiteConfig(levels=8)}).to_json()
+    assert set(old) == {"levels", "weight_bits", "sites"}
+    assert set(old["sites"]["*"]) == {"levels", "signed", "lo", "hi"}
+    read = QuantConfig.from_json(old)
+    assert (read.embedding_bits, read.site("any").per_channel) == (None, False)
+    new = QuantConfig(embedding_bits=16, sites={"*": SiteConfig(per_channel=True)})
+    assert new.to_json()["embedding_bits"] == 16
+    assert QuantConfig.from_json(json.loads(json.dumps(new.to_json()))) == new
+
+
 def test_the_last_pattern_that_matches_wins() -> None:
     wide, narrow = SiteConfig(levels=64), SiteConfig(levels=8)
     name = "layers.0.attention.p"

@@ -96,12 +96,12 @@ def test_float_weights_pass_untouched() -> None:
 def test_the_first_training_batch_sets_the_scale_once() -> None:
     site, first, second = Site("site", lo=-4, hi=3).train(), sample(50), sample(50, seed=1) * 10
     out = site(first)
-    assert torch.equal(site.scale, initial_scale(first, 3))
+    assert torch.equal(site.step_size, initial_scale(first, 3))
     assert torch.equal(out, reference.code(first, site.step_size, -4, 3) * site.step_size)
     out.sum().backward()
     assert site.scale.grad is not None
     site(second)
-    assert torch.equal(site.scale, initial_scale(first, 3))
+    assert torch.equal(site.step_size, initial_scale(first, 3))
 
 
 def test_training_and_evaluation_give_the_same_values() -> None:
@@ -136,4 +136,4 @@ def test_loading_an_unset_site_unsets_it() -> None:
     site.load_state_dict(empty)
     u = sample(50, seed=1) * 10
     site(u)
-    assert torch.equal(site.scale, initial_scale(u, 3))
+    assert torch.equal(site.step_size, initial_scale(u, 3))

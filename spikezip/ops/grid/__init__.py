@@ -1,6 +1,7 @@
 """Products of codes with integer weights, exact in floating-point units (derivation in README.md)."""
 
-from spikezip.ops.grid.fast import linear, matmul
+from spikezip.ops.grid.choose import scale_bias
+from spikezip.ops.grid.fast import linear, matmul, weight_grid
 from spikezip.ops.grid.reference import (
     INPUT_FRACTION_BITS,
     WEIGHT_BITS,
@@ -8,7 +9,6 @@ from spikezip.ops.grid.reference import (
     fixed_point,
     halves,
     linear_bound,
-    weight_grid,
 )
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "linear",
     "linear_bound",
     "matmul",
+    "scale_bias",
     "weight_grid",
 ]

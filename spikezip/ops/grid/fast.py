@@ -1,11 +1,17 @@
 """Integer products on the units that machines have. Each function equals its reference, or hands over to it."""
 
+import functools
+from collections.abc import Callable
 from functools import cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from spikezip.ops.grid import reference
+from spikezip.ops.neuron.fast import triton_is_here
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # Kernels pay a fixed price per call; below this many rows the float product is faster.
 _MIN_INT8_ROWS = 64
@@ -28,6 +34,35 @@ def int8_products_are_exact() -> bool:
     )
 
 
+def weight_grid(weight: Tensor, bits: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """As `reference.weight_grid`; the integers come in `dtype`, by default the weight's own.
+
+    Example:
+        >>> weight_grid(torch.tensor([[0.5, -1.27]]), bits=8, dtype=torch.int8)
+        (tensor([[  50, -127]], dtype=torch.int8), tensor([0.0100]))
+    """
+    if weight.is_cuda and weight.dtype == torch.float32 and triton_is_here():
+        from spikezip.ops.grid import triton  # only where it is used: importing the library must not need it
+
+        return triton.weight_grid(weight.detach(), bits, dtype or torch.float32)
+    codes, scale = reference.weight_grid(weight, bits)
+    return codes.to(dtype or codes.dtype), scale
+
+
+def without_autocast(function: _F) -> _F:
+    """Autocast would round integers to bfloat16 before they are summed: inside these products it is off."""
+
+    @functools.wraps(function)
+    def exactly(first: Tensor, *args: Any) -> Any:
+        if not torch.is_autocast_enabled(first.device.type):
+            return function(first, *args)
+        with torch.autocast(first.device.type, enabled=False):
+            return function(first, *args)
+
+    return cast(_F, exactly)
+
+
+@without_autocast
 def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int) -> Tensor:
     """As `reference.linear`; `weight` in int8 opens the int8 (CPU) and fp16 (CUDA) units.
 
@@ -35,6 +70,10 @@ def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int)
         >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3, 4]], dtype=torch.int8), torch.float32, 2)
         tensor([[11.]])
     """
+    if weight.dtype == torch.bfloat16 and codes.dtype == torch.bfloat16 and dtype == torch.float32:
+        # Training keeps codes and weights in bfloat16, which holds integers up to 256.
+        total = torch.mm(codes.reshape(-1, codes.shape[-1]), weight.t(), out_dtype=torch.float32)
+        return total.view(*codes.shape[:-1], weight.shape[0])
     if weight.dtype == torch.int8 and codes.dtype == torch.float32:
         rows = codes.reshape(-1, codes.shape[-1])
         fits = largest_code <= 127 and rows.shape[1] * 128 * largest_code < 2**31
@@ -47,6 +86,7 @@ def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int)
     return reference.linear(codes, weight, dtype)
 
 
+@without_autocast
 def matmul(a: Tensor, b: Tensor, dtype: torch.dtype, largest_code: int) -> Tensor:
     """As `reference.matmul`; on CUDA with fp16 operands and float32 sums.
 
@@ -54,7 +94,8 @@ def matmul(a: Tensor, b: Tensor, dtype: torch.dtype, largest_code: int) -> Tenso
         >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]]), torch.float32, 4)
         tensor([[11.]])
     """
-    if a.device.type == "cuda" and largest_code <= 2048 and dtype == torch.float32 and a.dtype == torch.float32:
-        left, right = a.half().flatten(0, -3), b.half().flatten(0, -3)
+    if a.device.type == "cuda" and largest_code <= 2048 and dtype == torch.float32 and a.dtype != torch.float64:
+        low = torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float16
+        left, right = a.to(low).flatten(0, -3), b.to(low).flatten(0, -3)
         return torch.bmm(left, right, out_dtype=torch.float32).view(*a.shape[:-1], b.shape[-1])
     return reference.matmul(a, b, dtype)

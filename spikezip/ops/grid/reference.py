@@ -27,7 +27,8 @@ def weight_grid(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     top = LARGEST_WEIGHT[bits]
     rows = weight.detach().flatten(1)
     largest = rows.abs().amax(dim=1)
-    scale = torch.where(largest > 0, largest / top, torch.ones_like(largest))
+    # By a tensor: a GPU would multiply by the reciprocal of a plain number, and scales would differ by the last bit.
+    scale = torch.where(largest > 0, largest / torch.full_like(largest, top), torch.ones_like(largest))
     # `largest / top` may underflow to zero for denormal rows; those are zero for every purpose.
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     codes = rounding.reference.code(rows, scale[:, None], -top, top)
@@ -89,14 +90,16 @@ def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.matmul(a.to(dtype), b.to(dtype))
 
 
-def fixed_point(x: Tensor, bound: float, what: str) -> Tensor:
+def fixed_point(x: Tensor, bound: float | None, what: str) -> Tensor:
     """A float input as integers in units of 2^-16 (float64), after checking that sums up to `bound·|x|` stay exact.
+
+    Without a bound nothing is checked.
 
     Example:
         >>> fixed_point(torch.tensor([0.5, -1.0]), bound=100, what="the input")
         tensor([ 32768., -65536.], dtype=torch.float64)
     """
     integers = torch.floor(x.to(torch.float64) * 2**INPUT_FRACTION_BITS + 0.5)
-    if x.numel() and float(integers.abs().max()) * bound >= 2**53:
+    if bound is not None and x.numel() and float(integers.abs().max()) * bound >= 2**53:
         raise ConfigError(f"{what} holds values up to {float(x.abs().max()):.3g}: too large; normalise it")
     return integers

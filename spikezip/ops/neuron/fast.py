@@ -38,9 +38,11 @@ def walk(
                 [1., 0.],
                 [0., 1.]]))
     """
-    if u.dtype == torch.float32 and u.device.type == "cpu" and has_inverse(scale):
+    if scale.ndim:  # one per channel: the last dimension of what was flattened
+        scale = scale.repeat(u.shape[1] // len(scale))
+    elif u.dtype == torch.float32 and u.device.type == "cpu" and has_inverse(scale):
         return _walk_blocks(u.contiguous(), tracer, scale, lo, hi, max_spike, samples)
-    if u.dtype == torch.float32 and u.device.type == "cuda" and triton_is_here():
+    elif u.dtype == torch.float32 and u.device.type == "cuda" and triton_is_here():
         from spikezip.ops.neuron import triton  # only where it is used: importing the library must not need it
 
         return triton.walk(u, tracer, scale, lo, hi, max_spike, samples)

@@ -1,0 +1,176 @@
+"""RandAugment (Cubuk et al. 2019) in plain torch: a batch at a time, and yet for every image its own operations.
+
+The operations and their strengths are those of timm's `rand-m9-mstd0.5-inc1`: fifteen operations, drawn with
+replacement, each carried out with probability ½, magnitude drawn from Normal(magnitude, std) and cut to 0 … 10.
+kornia (0.9) has a RandAugment too, but it draws the operations once per batch and knows no spread of magnitudes.
+
+Which images an operation is for is drawn on the CPU, from torch's global generator there: the host must know how many
+there are, and would otherwise wait for the device. Strengths and signs are drawn on the device. A loop runs over the
+operations, none over the images, and each image is computed only by the operations that it drew.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spikezip.data.augmentation import RandAugment
+from spikezip.data.warp import turn, warp
+from spikezip.errors import ConfigError, InputError
+
+FILL = 0.5  # grey, where an image is turned or moved out of the way
+PROBABILITY = 0.5
+
+
+def randaugment(images: Tensor, settings: RandAugment) -> Tensor:
+    """Vary each of the images [B, C, H, W], float32 in 0 … 1 with one or three channels.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> images = torch.rand(8, 3, 16, 16)
+        >>> varied = randaugment(images, RandAugment(ops=2, magnitude=9.0, std=0.5))
+        >>> varied.shape == images.shape and not torch.equal(varied, images)
+        True
+    """
+    if settings.ops < 0 or not 0 <= settings.magnitude <= 10 or settings.std < 0:
+        raise ConfigError(f"{settings}: ops and std are not below 0, magnitude is in 0 … 10")
+    if images.shape[1] not in (1, 3):
+        raise InputError(f"RandAugment is for images of 1 or 3 channels, not {images.shape[1]}")
+    images, count = images.clone(), len(images)
+    for _ in range(settings.ops):
+        drawn = torch.randint(0, len(OPERATIONS), (count,))
+        drawn[torch.rand(count) >= PROBABILITY] = len(OPERATIONS)  # these stay as they are
+        numbers = torch.bincount(drawn, minlength=len(OPERATIONS) + 1)[:-1].tolist()
+        order = drawn.argsort(stable=True).to(images.device, non_blocking=True)
+        magnitude = settings.magnitude + settings.std * torch.randn(count, device=images.device)
+        strength = (magnitude / 10).clamp(0, 1)[:, None, None, None]
+        sign = torch.randint(0, 2, (count, 1, 1, 1), device=images.device) * 2.0 - 1
+        start = 0
+        for operation, number in zip(OPERATIONS.values(), numbers, strict=True):
+            if number:
+                chosen = order[start : start + number]
+                images.index_copy_(0, chosen, operation(images[chosen], strength[chosen], sign[chosen]))
+            start += number
+    return images
+
+
+# Each operation takes images [B, C, H, W], strengths in 0 … 1 and signs ±1, both [B, 1, 1, 1].
+
+# ---- tones ----
+
+
+def autocontrast(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    """Stretch each channel to 0 … 1."""
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    return torch.where(high > low, (x - low) / (high - low).clamp(min=1e-6), x)
+
+
+def equalize(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    """Make each channel's histogram flat, by the integer rule of pillow's `ImageOps.equalize`."""
+    codes = _codes(x).long().flatten(2)
+    counts = codes.new_zeros(*codes.shape[:2], 256).scatter_add_(2, codes, torch.ones_like(codes))
+    brightest = codes.amax(2, keepdim=True)
+    step = (codes.shape[2] - counts.gather(2, brightest)) // 255
+    below = counts.cumsum(2) - counts
+    table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
+    return torch.where(step[..., None] > 0, (table.gather(2, codes) / 255).view_as(x), x)
+
+
+def invert(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return 1 - x
+
+
+def posterize(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    """Keep the 4 … 1 highest bits; none at all would leave a black image."""
+    step = 2 ** (8 - (4 - (4 * strength).floor()).clamp(min=1))
+    return (_codes(x) / step).floor() * step / 255
+
+
+def solarize(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    """Invert what is brighter than a threshold."""
+    return torch.where(_codes(x) < 256 - (256 * strength).floor(), x, 1 - x)
+
+
+def solarize_add(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    """Brighten the darker half."""
+    return torch.where(_codes(x) < 128, (x + (110 * strength).floor() / 255).clamp(max=1), x)
+
+
+# ---- mixtures of the image with a poorer one, by a factor of 1 ± 0.9 ----
+
+
+def colour(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return _blend(_grey(x), x, strength, sign)
+
+
+def contrast(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return _blend(_grey(x).mean((2, 3), keepdim=True), x, strength, sign)
+
+
+def brightness(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return _blend(torch.zeros_like(x), x, strength, sign)
+
+
+def sharpness(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    """Against a smoothed image: the mean of 3 × 3 pixels, the middle one five times; the rim stays."""
+    if min(x.shape[-2:]) < 3:
+        return x
+    smooth = x.clone()
+    smooth[:, :, 1:-1, 1:-1] = (9 * F.avg_pool2d(x, 3, stride=1) + 4 * x[:, :, 1:-1, 1:-1]) / 13
+    return _blend(smooth, x, strength, sign)
+
+
+# ---- moves ----
+
+
+def rotate(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return warp(x, turn(30 * (sign * strength).flatten()), FILL)
+
+
+def shear_x(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return _move(x, 0, 1, 0.3 * sign * strength)
+
+
+def shear_y(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return _move(x, 1, 0, 0.3 * sign * strength)
+
+
+def translate_x(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return _move(x, 0, 2, 0.45 * x.shape[3] * sign * strength)
+
+
+def translate_y(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    return _move(x, 1, 2, 0.45 * x.shape[2] * sign * strength)
+
+
+OPERATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    operation.__name__: operation
+    for operation in (
+        autocontrast, equalize, invert, posterize, solarize, solarize_add, colour, contrast, brightness, sharpness,
+        rotate, shear_x, shear_y, translate_x, translate_y,
+    )
+}  # fmt: skip
+
+
+def _codes(x: Tensor) -> Tensor:
+    return (x * 255).round()
+
+
+def _grey(x: Tensor) -> Tensor:
+    if x.shape[1] == 1:
+        return x
+    red, green, blue = x.split(1, dim=1)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def _blend(poorer: Tensor, x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    factor = (1 + 0.9 * sign * strength).clamp(min=0.1)
+    return (poorer + factor * (x - poorer)).clamp(0, 1)
+
+
+def _move(x: Tensor, row: int, column: int, amount: Tensor) -> Tensor:
+    """Warp by the identity with one entry changed."""
+    matrix = torch.eye(2, 3, device=x.device).repeat(len(x), 1, 1)
+    matrix[:, row, column] = amount.flatten()
+    return warp(x, matrix, FILL)

@@ -1,0 +1,92 @@
+"""Many weights at once, and what follows a product: a kernel on the GPU, plain torch elsewhere, equal bit for bit."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from spikezip.errors import InputError
+from spikezip.ops import lsq
+from spikezip.ops.grid import reference
+from spikezip.ops.neuron.fast import triton_is_here
+
+
+def weight_grids(
+    weights: Sequence[Tensor], bits: int, codes_dtype: torch.dtype = torch.float32
+) -> list[tuple[Tensor, Tensor]]:
+    """Integer weights, in a dtype that holds them, and scales of many layers at once: on a GPU in one launch.
+
+    Example:
+        >>> [codes.tolist() for codes, scale in weight_grids([torch.ones(1, 2), -torch.ones(1, 1)], 8)]
+        [[[127.0, 127.0]], [[-127.0]]]
+    """
+    if _on_gpu(*weights):
+        from spikezip.ops.grid import triton  # only where it is used: importing the library must not need it
+
+        return triton.weight_grids(weights, bits, codes_dtype)
+    top = reference.LARGEST_WEIGHT[bits]
+    lsq.reference.check_codes_dtype(codes_dtype, -top, top)
+    grids = [reference.weight_grid(weight, bits) for weight in weights]
+    return [(codes.to(codes_dtype), scale) for codes, scale in grids]
+
+
+def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """What follows a product of integers: `total · scale + bias`, rounded after the product and after the sum.
+
+    Example:
+        >>> scale_bias(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.25]), torch.tensor([1.0, 1.0]))
+        tensor([[2.5000, 2.0000]])
+    """
+    check_channels(total, scale, bias)
+    if _on_gpu(total, scale, bias):
+        from spikezip.ops.grid import triton
+
+        return triton.scale_bias(total, scale, bias)
+    scaled = total.mul(scale)
+    return scaled if bias is None else scaled.add(bias)
+
+
+def scale_bias_quantize(
+    total: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    step: Tensor,
+    lo: int,
+    hi: int,
+    codes_dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`u = scale_bias(…)` with its values and codes at a site with one scale `step`: `(u, values, codes)`.
+
+    Example:
+        >>> one = torch.tensor([1.0])
+        >>> scale_bias_quantize(torch.tensor([[3.0]]), 0.5 * one, one, torch.tensor(0.5), -4, 7, torch.int8)
+        (tensor([[2.5000]]), tensor([[2.5000]]), tensor([[5]], dtype=torch.int8))
+    """
+    if step.numel() == 1 and _on_gpu(total, scale, bias):
+        from spikezip.ops.grid import triton
+
+        return triton.scale_bias_quantize(total, scale, bias, step, lo, hi, codes_dtype)
+    u = scale_bias(total, scale, bias)
+    return u, *lsq.quantize(u, step, lo, hi, codes_dtype)
+
+
+def check_channels(total: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+    """Raise unless scale and bias hold one element for each channel of the sums.
+
+    Example:
+        >>> check_channels(torch.zeros(2, 3), torch.ones(3), torch.zeros(2))
+        Traceback (most recent call last):
+        spikezip.errors.InputError: a bias of shape [2] does not fit sums of shape [2, 3]: give [3]
+    """
+    for name, given in (("scale", scale), ("bias", bias)):
+        if given is not None and given.shape != total.shape[-1:]:
+            raise InputError(
+                f"a {name} of shape {list(given.shape)} does not fit sums of shape {list(total.shape)}: "
+                f"give {list(total.shape[-1:])}"
+            )
+
+
+def _on_gpu(*tensors: Tensor | None) -> bool:
+    """Whether the kernels take these: float32 on a CUDA device, with Triton installed."""
+    given = [t for t in tensors if t is not None]
+    return all(t.device.type == "cuda" and t.dtype == torch.float32 for t in given) and triton_is_here()

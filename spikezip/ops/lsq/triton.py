@@ -1,0 +1,197 @@
+"""LSQ as GPU kernels: one pass over the data forward, one backward, and a small one that ends the scale's sum.
+
+Equal to the reference bit for bit. The code is decided in float64, and the gradient's quotient is divided as IEEE asks.
+The scale's gradient adds exact products in float64, in the order that the reference writes down: tile after tile, then
+neighbours within the tile, without atomics. Fused multiply-adds are off, though none of these sums would feel one.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spikezip.ops.lsq import reference
+from spikezip.ops.lsq.reference import CHANNEL_TILE, CHANNEL_TILES, TILE, TILES
+
+# Channels handled together where the scale is per channel.
+COLUMNS = 128
+
+
+@triton.jit
+def code_of(u, scale, lo, hi):  # type: ignore[no-untyped-def]  # Triton reads annotations as its own
+    """The rounding rule; NaN stays NaN, as `clamp` has it in torch."""
+    rounded = tl.floor(u.to(tl.float64) / scale.to(tl.float64) + 0.5).to(tl.float64)
+    clamped = tl.minimum(tl.maximum(rounded, lo), hi)
+    return tl.where(rounded == rounded, clamped, rounded).to(tl.float32)
+
+
+@triton.jit
+def _tile_of(first, rows, channels, tile: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Offsets, channels and mask of the tile `[tile, columns]` whose first row is `first`."""
+    row = first + tl.arange(0, tile)[:, None].to(tl.int64)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+    return row * channels + column, column, (row < rows) & (column < channels)
+
+
+@triton.jit
+def _quantize_kernel(  # type: ignore[no-untyped-def]
+    u_ptr, scale_ptr, values_ptr, codes_ptr, rows, channels, lo, hi,
+    with_values: tl.constexpr, per_channel: tl.constexpr, tile: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * tile
+    if per_channel:
+        here, column, inside = _tile_of(first, rows, channels, tile, columns)
+        scale = tl.load(scale_ptr + column, mask=column < channels, other=1.0).to(tl.float32)
+    else:
+        here = first + tl.arange(0, tile)
+        inside = here < rows
+        scale = tl.load(scale_ptr).to(tl.float32)
+    u = tl.load(u_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    code = code_of(u, scale, lo, hi)
+    tl.store(codes_ptr + here, code.to(codes_ptr.dtype.element_ty), mask=inside)
+    if with_values:
+        tl.store(values_ptr + here, code * scale, mask=inside)
+
+
+@triton.jit
+def _slope_of(u, scale, lo, hi):  # type: ignore[no-untyped-def]
+    """Whether `u` lies inside the range, and how its value moves with the scale."""
+    quotient = tl.math.div_rn(u, scale)
+    inside = (quotient >= lo) & (quotient <= hi)
+    clamped = tl.minimum(tl.maximum(quotient, lo), hi)
+    clamped = tl.where(quotient == quotient, clamped, quotient)
+    return inside, tl.where(inside, code_of(u, scale, lo, hi) - quotient, clamped)
+
+
+@triton.jit
+def _add_neighbours(total, rows: tl.constexpr, columns: tl.constexpr, levels: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum over the rows of a tile `[rows, columns]`: neighbours first, `levels` times, down to one row."""
+    for level in tl.static_range(levels):
+        pairs = tl.reshape(total, (rows >> (level + 1), 2, columns))
+        even, odd = tl.split(tl.permute(pairs, (0, 2, 1)))
+        total = even + odd
+    return total
+
+
+@triton.jit
+def _backward_kernel(  # type: ignore[no-untyped-def]
+    grad_ptr, u_ptr, scale_ptr, grad_u_ptr, partial_ptr, rows, lo, hi,
+    tile: tl.constexpr, tiles: tl.constexpr, levels: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0).to(tl.int64)
+    scale = tl.load(scale_ptr).to(tl.float32)
+    total = tl.zeros((tile,), dtype=tl.float64)
+    for t in range(tiles):
+        here = (chunk * tiles + t) * tile + tl.arange(0, tile)
+        mask = here < rows
+        u = tl.load(u_ptr + here, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + here, mask=mask, other=0.0).to(tl.float32)
+        inside, slope = _slope_of(u, scale, lo, hi)
+        tl.store(grad_u_ptr + here, tl.where(inside, grad, 0.0).to(grad_u_ptr.dtype.element_ty), mask=mask)
+        total += tl.where(mask, grad.to(tl.float64) * slope.to(tl.float64), 0.0)
+    total = _add_neighbours(tl.reshape(total, (tile, 1)), tile, 1, levels)
+    tl.store(partial_ptr + chunk + tl.arange(0, 1)[:, None], total)
+
+
+@triton.jit
+def _backward_channel_kernel(  # type: ignore[no-untyped-def]
+    grad_ptr, u_ptr, scale_ptr, grad_u_ptr, partial_ptr, rows, channels, lo, hi,
+    tile: tl.constexpr, tiles: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+    scale = tl.load(scale_ptr + column, mask=column < channels, other=1.0).to(tl.float32)
+    total = tl.zeros((tile, columns), dtype=tl.float64)
+    for t in range(tiles):
+        here, _, mask = _tile_of((chunk * tiles + t) * tile, rows, channels, tile, columns)
+        u = tl.load(u_ptr + here, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + here, mask=mask, other=0.0).to(tl.float32)
+        inside, slope = _slope_of(u, tl.broadcast_to(scale, (tile, columns)), lo, hi)
+        tl.store(grad_u_ptr + here, tl.where(inside, grad, 0.0).to(grad_u_ptr.dtype.element_ty), mask=mask)
+        total += tl.where(mask, grad.to(tl.float64) * slope.to(tl.float64), 0.0)
+    total = _add_neighbours(total, tile, columns, levels)
+    tl.store(partial_ptr + chunk * channels + column, total, mask=column < channels)
+
+
+@triton.jit
+def _finish_kernel(  # type: ignore[no-untyped-def]
+    partial_ptr, grad_scale_ptr, chunks, channels, share,
+    tile: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+    total = tl.zeros((tile, columns), dtype=tl.float64)
+    for first in range(0, chunks, tile):
+        here, _, mask = _tile_of(first, chunks, channels, tile, columns)
+        total += tl.load(partial_ptr + here, mask=mask, other=0.0)
+    total = _add_neighbours(total, tile, columns, levels) * share
+    tl.store(grad_scale_ptr + column, total.to(grad_scale_ptr.dtype.element_ty), mask=column < channels)
+
+
+def forward(u: Tensor, scale: Tensor, lo: int, hi: int, out_dtype: torch.dtype = torch.float32) -> Tensor:
+    """As `reference.forward`, for values up to float32 on a GPU (or anywhere, under Triton's interpreter)."""
+    return _quantize(u, scale, lo, hi, out_dtype, with_values=False)[1]
+
+
+def quantize(
+    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """As `reference.quantize`, in one pass."""
+    return _quantize(u, scale, lo, hi, codes_dtype, with_values=True)
+
+
+def _quantize(
+    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype, with_values: bool
+) -> tuple[Tensor, Tensor]:
+    reference.check_shapes(u, scale)
+    reference.check_codes_dtype(codes_dtype, lo, hi)
+    u, scale = u.detach().contiguous(), scale.detach().contiguous()
+    codes = torch.empty(u.shape, dtype=codes_dtype, device=u.device)
+    values = torch.empty(u.shape, dtype=torch.float32, device=u.device) if with_values else codes
+    if u.numel() == 0:
+        return values, codes
+    channels = scale.numel()
+    rows, tile, columns = u.numel() // channels, *_tile_shape(channels)
+    grid = (triton.cdiv(rows, tile), triton.cdiv(channels, columns))
+    with torch.cuda.device_of(u):
+        _quantize_kernel[grid](
+            u, scale, values, codes, rows, channels, float(lo), float(hi),
+            with_values=with_values, per_channel=channels > 1, tile=tile, columns=columns, enable_fp_fusion=False,
+        )  # fmt: skip
+    return values, codes
+
+
+def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+    """As `reference.backward`, in one pass and a small one."""
+    reference.check_shapes(u, scale, grad)
+    grad, u, scale = grad.contiguous(), u.detach().contiguous(), scale.detach().contiguous()
+    grad_u, grad_scale = torch.empty_like(u), torch.empty_like(scale)
+    if u.numel() == 0:
+        return grad_u, grad_scale.zero_()
+    channels = scale.numel()
+    rows, tile, columns = u.numel() // channels, *_tile_shape(channels)
+    tiles = TILES if channels == 1 else CHANNEL_TILES
+    levels = tile.bit_length() - 1
+    chunks = triton.cdiv(rows, tile * tiles)
+    across = triton.cdiv(channels, columns)
+    partial = torch.empty((chunks, channels), dtype=torch.float64, device=u.device)
+    with torch.cuda.device_of(u):
+        if channels == 1:
+            _backward_kernel[(chunks,)](
+                grad, u, scale, grad_u, partial, rows, float(lo), float(hi),
+                tile=tile, tiles=tiles, levels=levels, enable_fp_fusion=False,
+            )  # fmt: skip
+        else:
+            _backward_channel_kernel[(chunks, across)](
+                grad, u, scale, grad_u, partial, rows, channels, float(lo), float(hi),
+                tile=tile, tiles=tiles, levels=levels, columns=columns, enable_fp_fusion=False,
+            )  # fmt: skip
+        _finish_kernel[(1, across)](
+            partial, grad_scale, chunks, channels, reference.share(u, scale, hi),
+            tile=tile, levels=levels, columns=columns, enable_fp_fusion=False,
+        )  # fmt: skip
+    return grad_u, grad_scale
+
+
+def _tile_shape(channels: int) -> tuple[int, int]:
+    """Rows and channels of a tile: those that the reference sums together."""
+    return (TILE, 1) if channels == 1 else (CHANNEL_TILE, COLUMNS)

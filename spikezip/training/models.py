@@ -1,0 +1,157 @@
+"""Float models for training: loaded with a head for the data, made from scratch, given ReLU, dropout or none."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+
+from spikezip.adoption import own_class
+from spikezip.data.base import TEXT, Data
+from spikezip.errors import ConfigError
+from spikezip.training.recipe import ModelSettings
+
+# How the architectures call the activation of their MLP, and their dropout probabilities.
+ACTIVATION_KEYS = ("hidden_act", "activation", "activation_function")
+DROPOUT_KEYS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "attention_dropout",
+    "dropout",
+    "seq_classif_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "summary_last_dropout",
+)
+# Pretrained as one type, used as another: masked autoencoders are a ViT with a decoder that is thrown away.
+RELATED = {"vit_mae": "vit"}
+
+
+def make_model(settings: ModelSettings, data: Data) -> PreTrainedModel:
+    """The model of a recipe, with an output per class of the data."""
+    settings.check_known()
+    auto = AutoModelForSequenceClassification if data.kind == TEXT else AutoModelForImageClassification
+    labels = {
+        "num_labels": len(data.classes),
+        "id2label": dict(enumerate(data.classes)),
+        "label2id": {name: i for i, name in enumerate(data.classes)},
+    }
+    if settings.path is None:
+        return auto.from_config(_config(settings, labels))
+    config = _config(settings, labels)
+    try:
+        model, loading = auto.from_pretrained(
+            settings.path,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {settings.path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    # A head of another size is expected. A body that does not fit would train from random weights without a word.
+    body = model.base_model_prefix + "."
+    model.has_new_head = any(not key.startswith(body) for key in loading["missing_keys"])
+    odd = [str(key) for key in loading["mismatched_keys"] if str(key).lstrip("('").startswith(body)]
+    odd += [key for key in loading["missing_keys"] if key.startswith(body) and "pooler" not in key]
+    if odd:
+        raise ConfigError(
+            f"model {settings.path} does not fit the settings under model.config: {len(odd)} tensors of its body, "
+            f"{odd[0]} first, would start from random values"
+        )
+    return model
+
+
+def _config(settings: ModelSettings, labels: dict[str, Any]) -> Any:
+    try:
+        if settings.path is None:
+            known = AutoConfig.for_model(settings.type)
+        else:
+            known = AutoConfig.from_pretrained(settings.path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model {settings.path or settings.type} has no readable config: {str(error).splitlines()[0]}"
+        ) from error
+    unknown = [key for key in settings.config if not hasattr(known, key)]
+    if unknown:
+        raise ConfigError(f"model.config.{unknown[0]}: {type(known).__name__} has no such setting")
+    described = {**known.to_dict(), **settings.config, **labels}
+    kind = RELATED.get(known.model_type, known.model_type)
+    described.pop("model_type", None)
+    return AutoConfig.for_model(kind, **described)
+
+
+def with_relu(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with ReLU for its activation, weights as they were. The config says so, so that it also loads so.
+
+    Example:
+        >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
+        >>> with_relu(transformers.ViTModel(vit)).config.hidden_act
+        'relu'
+    """
+    return rebuilt(model, dict.fromkeys(ACTIVATION_KEYS, "relu"), "activation")
+
+
+def set_dropout(model: Any, probability: float | None) -> None:
+    """Give a float or quantized model this dropout probability everywhere; None leaves it as it is.
+
+    Example:
+        >>> bert = transformers.BertModel(transformers.BertConfig(hidden_size=8, num_hidden_layers=1,
+        ...     num_attention_heads=1, intermediate_size=8))
+        >>> set_dropout(bert, 0.0)
+        >>> bert.config.hidden_dropout_prob, bert.embeddings.dropout.p
+        (0.0, 0.0)
+    """
+    if probability is None:
+        return
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+        for name in ("dropout_prob", "attention_dropout", "dropout"):  # what attentions hand to their function
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, probability)
+    for key in DROPOUT_KEYS:
+        if isinstance(getattr(model.config, key, None), (int, float)):
+            setattr(model.config, key, probability)
+
+
+def rebuilt(model: PreTrainedModel, settings: dict[str, Any], what: str) -> PreTrainedModel:
+    """A model of the same class with some of the config's settings changed, those that it has, and the same weights."""
+    known = {key: value for key, value in settings.items() if hasattr(model.config, key)}
+    if not known:
+        raise ConfigError(f"{type(model).__name__}: its config names no {what}; known names: {', '.join(settings)}")
+    config = type(model.config).from_dict({**model.config.to_dict(), **known})
+    with torch.random.fork_rng(devices=[]):  # weights are replaced at once: random numbers stay where they were
+        new: Any = own_class(model)(config)
+    new.load_state_dict(model.state_dict())
+    return new.to(model.device, next(model.parameters()).dtype)
+
+
+def positions(config: Any) -> int:
+    """How many tokens a model has positions for. RoBERTa counts positions from behind the padding token's number.
+
+    Example:
+        >>> positions(transformers.RobertaConfig())
+        510
+    """
+    found = int(getattr(config, "max_position_embeddings", None) or 512)
+    return found - (int(config.pad_token_id) + 1 if "roberta" in config.model_type else 0)
+
+
+def find_tokenizer(path: str | Path | None) -> Any:
+    """The tokenizer that lies beside a model."""
+    if path is None:
+        raise ConfigError("a text model made from scratch has no tokenizer; start from a model, or pass tokenizer=")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer found at {path}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,241 @@
+"""transformers' Trainer with what quantization-aware training needs besides: everything else is theirs."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from spikezip.data import Augment, Pixels
+from spikezip.data.base import Split, collate
+from spikezip.errors import ConfigError
+from spikezip.measure.agreement import agreement
+from spikezip.quant.model import QuantizedModel
+from spikezip.training.finite import DivergedError, FiniteGuard, find_cause
+from spikezip.training.losses import distillation_loss, label_loss
+from spikezip.training.optimizer import make_optimizer
+from spikezip.training.settings import TrainStage
+
+SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+WEIGHTS = "model.safetensors"
+AGREEMENT_SAMPLES = 32
+
+
+class StageTrainer(Trainer):
+    """One stage of training: augmentation on the device, a teacher, rates by depth, guards, grid agreement."""
+
+    def __init__(
+        self,
+        model: Any,
+        stage: TrainStage,
+        arguments: TrainingArguments,
+        train: Split,
+        validation: Split,
+        *,
+        classes: int,
+        pixels: Pixels | None = None,
+        teacher: Any = None,
+        callbacks: Any = (),
+    ) -> None:
+        self.stage, self.pixels, self.teacher = stage, pixels, teacher
+        self.augment = None if pixels is None else Augment(stage.augmentation, classes)
+        self.guard: FiniteGuard | None = None
+        self.latest: dict[str, Any] = {}
+        self.optimizer: Any = None
+        super().__init__(
+            model=model,
+            args=arguments,
+            data_collator=collate,
+            train_dataset=train,
+            eval_dataset=validation,
+            compute_metrics=accuracy,
+            preprocess_logits_for_metrics=_predictions,
+            callbacks=list(callbacks),
+        )
+        self.model_accepts_loss_kwargs = False  # our losses are means over a batch
+        for noisy in (PrinterCallback, ProgressCallback):
+            self.remove_callback(noisy)
+        if teacher is not None:
+            teacher.requires_grad_(False)
+            teacher.eval().to(self.args.device)
+
+    # ---- what a step sees ----
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        inputs = super()._prepare_inputs(inputs)
+        if self.pixels is None or "pixel_values" not in inputs:
+            return inputs
+        pixels, labels = inputs["pixel_values"], inputs["labels"]
+        if self.model.training and self.augment is not None:
+            pixels, labels = self.augment(pixels, labels)
+        return {**inputs, "pixel_values": self.pixels(pixels), "labels": labels}
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        if not model.training:
+            loss = label_loss(outputs.logits, labels)
+        else:
+            loss = label_loss(outputs.logits, labels, self.stage.label_smoothing)
+            distill = self.stage.distill
+            if self.teacher is not None and distill is not None:
+                with torch.no_grad():
+                    target = self.teacher(**inputs).logits
+                loss = loss + distill.weight * distillation_loss(outputs.logits, target, distill.temperature)
+        return (loss, {"logits": outputs.logits}) if return_outputs else loss
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        if self.guard is not None and self.guard.diverged():
+            self.stop_diverged(model)
+        self.latest = inputs
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def stop_diverged(self, model: Any) -> None:
+        """Say where values stopped being finite. The weights are those before the step: it was not taken."""
+
+        def again() -> Tensor:
+            model.train()
+            with self.compute_loss_context_manager():
+                loss: Tensor = self.compute_loss(model, self._prepare_inputs(self.latest))
+            return loss
+
+        cause = find_cause(self.accelerator.unwrap_model(model), again)
+        raise DivergedError(
+            f"training diverged at step {self.state.global_step}: {cause}. "
+            "A lower learning rate, a longer warm-up or a smaller clip is the usual remedy"
+        )
+
+    # ---- optimizer ----
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            self.optimizer = make_optimizer(self.model if model is None else model, self.stage)
+            self.guard = FiniteGuard(self.optimizer)
+        return self.optimizer
+
+    # ---- evaluation ----
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        # Training leaves out a batch that is not full; evaluation leaves out nothing.
+        self.args.dataloader_drop_last = False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = True
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().evaluation_loop(*args, **kwargs)
+        if isinstance(self.model, QuantizedModel) and isinstance(self.eval_dataset, Split):
+            prefix = kwargs.get("metric_key_prefix", "eval")
+            few = self.eval_dataset.__getitems__(range(min(AGREEMENT_SAMPLES, len(self.eval_dataset))))
+            self.model.eval()
+            # The training forward pass as it is run in training: under autocast, where that is on.
+            with self.compute_loss_context_manager():
+                found = agreement(self.model, self._prepare_inputs(few))
+            output.metrics[f"{prefix}_grid_agreement"] = found.share
+        return output
+
+    # ---- checkpoints: plain state, by the names that the model has in memory ----
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self.model.state_dict() if state_dict is None else state_dict
+        owners: dict[tuple[int, torch.Size], str] = {}
+        kept: dict[str, Tensor] = {}
+        for name, tensor in state.items():  # tied weights are written once
+            if owners.setdefault((tensor.data_ptr(), tensor.shape), name) == name or not tensor.numel():
+                kept[name] = tensor.detach().contiguous()
+        save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
+        torch.save(self.args, folder / "training_args.bin")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        self.load_weights(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled:
+            super()._load_best_model()
+        elif self.state.best_model_checkpoint is not None:
+            self.load_weights(self.state.best_model_checkpoint)
+
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
+        """Weights of a checkpoint of this trainer, all of them or an error."""
+        stored = load_file(Path(folder) / WEIGHTS)
+        missing, foreign = self.model.load_state_dict(stored, strict=False)
+        own = self.model.state_dict()
+        stored_storages = {own[name].data_ptr() for name in stored if name in own}
+        missing = [name for name in missing if own[name].data_ptr() not in stored_storages]
+        if missing or foreign:
+            raise ConfigError(f"{folder} does not fit the model: missing {missing[:3]}, unknown {list(foreign)[:3]}")
+
+
+def arguments_for(
+    stage: TrainStage, folder: Path, samples: int, *, processes: int, seed: int, precision: str, workers: int, cpu: bool
+) -> TrainingArguments:
+    """The Trainer's arguments for a stage: global batch → per device and accumulation, epochs → steps."""
+    batch, micro = stage.batch_size, stage.micro_batch_size
+    if batch % processes:
+        raise ConfigError(f"batch_size {batch} cannot be divided among {processes} processes")
+    per_device = min(micro or batch // processes, batch // processes)
+    if batch % (per_device * processes):
+        raise ConfigError(f"micro_batch_size {per_device} × {processes} processes does not divide batch_size {batch}")
+    if samples < batch:
+        raise ConfigError(f"batch_size {batch} is more than the {samples} training samples; make it smaller")
+    accumulate = batch // (per_device * processes)
+    # Batches that are not full are left out, so that every step is a mean over the same number of samples.
+    per_epoch = (samples // (per_device * processes)) // accumulate
+    total = max(1, round(per_epoch * stage.epochs))
+    every = max(1, round(per_epoch * stage.evaluate_every)) if stage.evaluate_every else total
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=total,
+        per_device_train_batch_size=per_device,
+        per_device_eval_batch_size=max(per_device, 64),
+        gradient_accumulation_steps=accumulate,
+        learning_rate=stage.peak_learning_rate,
+        max_grad_norm=stage.clip,
+        lr_scheduler_type=SCHEDULES[stage.schedule],
+        warmup_steps=round(stage.warmup_epochs * per_epoch),
+        bf16=precision == "bf16",
+        use_cpu=cpu,
+        seed=seed,
+        data_seed=seed,
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=1,  # the last, and the best where that is another
+        metric_for_best_model="accuracy",
+        greater_is_better=True,
+        load_best_model_at_end=stage.keep == "best",
+        logging_strategy="steps",
+        logging_steps=max(1, min(50, total // 20)),
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        report_to=[],
+        remove_unused_columns=False,
+        label_names=["labels"],
+        dataloader_num_workers=workers,
+        dataloader_persistent_workers=workers > 0,
+        dataloader_drop_last=True,
+        torch_compile=stage.compile,
+    )
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    """The share of samples whose largest output is their label; `preprocess` has taken the largest already."""
+    return {"accuracy": float((prediction.predictions == prediction.label_ids).mean())}
+
+
+def _predictions(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)

@@ -1,0 +1,158 @@
+"""The shipped recipes: each loads, the paper's rows are all there, the tables of the documentation are up to date."""
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from spikezip.data import DATASETS, _opener, names
+from spikezip.training.describe import describe, recipes_table, settings_table, with_tables
+from spikezip.training.recipe import Recipe, TrainStage, load_recipe
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+# The paper's tables 4, 5, 6 and A1: levels, T, then the accuracies of the float network with ReLU, the QANN, the SNN.
+ROWS: dict[str, tuple[int, int, float | None, float, float]] = {
+    "imagenet-vit-s": (32, 64, 82.34, 81.59, 81.45),
+    "imagenet-vit-b": (32, 64, 83.75, 82.83, 82.71),
+    "imagenet-vit-l": (32, 64, 85.41, 83.86, 83.82),
+    "cifar10-vit-s-8levels": (8, 16, 99.2, 98.0, 97.7),
+    "cifar10-vit-s-16levels": (16, 32, 99.2, 98.7, 98.7),
+    "cifar100-vit-s-8levels": (8, 16, 91.9, 87.2, 87.3),
+    "cifar100-vit-s-16levels": (16, 32, 91.9, 89.5, 89.7),
+    "cifar10-dvs-vit-s-16levels": (16, 32, 90.4, 88.4, 87.6),
+    "cifar10-dvs-vit-s-32levels": (32, 64, 90.4, 90.2, 90.5),
+    "imagenet-swin-t": (32, 64, None, 80.70, 80.74),
+    "cifar10-swin-t": (16, 32, None, 98.38, 98.45),
+    "cifar100-swin-t": (16, 32, None, 87.94, 87.91),
+    "cifar10-dvs-swin-t": (32, 64, None, 90.50, 90.40),
+    "mr-roberta": (32, 64, 87.16, 85.76, 86.13),
+    "sst2-roberta": (32, 64, 94.15, 92.81, 92.81),
+    "subj-roberta": (32, 64, 96.30, 95.55, 95.55),
+    "sst5-roberta": (32, 64, 54.57, 52.71, 52.71),
+    "chnsenti-roberta": (32, 64, 88.22, 88.36, 86.77),
+    "waimai-roberta": (32, 64, 92.05, 91.88, 91.88),
+    "mr-roberta-large": (64, 128, 91.33, 88.77, 89.28),
+    "sst2-roberta-large": (64, 128, 96.21, 93.24, 93.79),
+    "subj-roberta-large": (64, 128, 97.25, 96.70, 96.70),
+    "sst5-roberta-large": (64, 128, 57.42, 56.11, 56.51),
+    "chnsenti-roberta-large": (64, 128, 86.90, 87.03, 87.16),
+    "waimai-roberta-large": (64, 128, 92.91, 91.80, 91.29),
+}
+OWN = {"sst2-minilm", "sst2-granite", "cifar10-vit-scratch", "fashion-mnist-vit"}
+
+# Tables A3 to A12: epochs, batch per GPU and in all, base learning rate, weight decay, layer decay, drop path.
+RELU = {
+    "imagenet-vit-s": (100, 64, 256, 1e-4, 0.05, 0.65, 0.1),
+    "imagenet-vit-b": (100, 96, 768, 1.66e-4, 0.05, 0.65, 0.1),
+    "imagenet-vit-l": (50, 24, 192, 1.67e-3, 0.05, 0.75, 0.2),
+    "cifar10-vit-s": (100, 192, 1536, 1e-4, 0.05, 0.65, 0.1),
+    "cifar100-vit-s": (100, 192, 1536, 1e-4, 0.05, 0.65, 0.1),
+    "cifar10-dvs-vit-s": (300, 192, 768, 2e-4, 0.05, 0.65, 0.1),
+}
+QAT = {
+    "imagenet-vit-s": (100, 64, 256, 1.5e-4, 0.05, 0.65, 0.1),
+    "imagenet-vit-b": (50, 96, 576, 1.5e-4, 0.001, 0.65, 0.05),
+    "imagenet-vit-l": (50, 20, 160, 1.6e-3, 0.0005, 0.75, 0.05),
+    "cifar10-vit-s": (300, 128, 1024, 1.5e-4, 0.05, 0.65, 0.1),
+    "cifar100-vit-s": (300, 128, 1024, 1.5e-4, 0.05, 0.65, 0.1),
+    "cifar10-dvs-vit-s": (300, 92, 368, 2.25e-4, 0.05, 0.65, 0.1),
+}
+
+
+def test_these_are_the_files() -> None:
+    assert {path.stem for path in FILES} == set(ROWS) | OWN
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_file_loads(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe.stages.relu
+    assert recipe.stages.quantize
+    assert recipe.stages.qat
+    assert recipe.stages.verify
+    assert recipe.stages.quantize.weight_bits == 8
+    assert recipe.stages.qat.distill is not None
+    assert recipe.data.name in names()
+    assert f"spikezip train recipes/{path.name} --set" in path.read_text(encoding="utf-8")
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_dataset_takes_the_options(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.data.name in DATASETS
+    assert set(recipe.data.options) <= set(inspect.signature(_opener(recipe.data.name)).parameters)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_papers_rows(name: str) -> None:
+    recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    levels, steps, relu, qann, snn = ROWS[name]
+    assert recipe.stages.quantize is not None
+    assert recipe.stages.verify is not None
+    assert recipe.stages.quantize.levels == levels
+    assert recipe.stages.verify.steps == (steps,)
+    assert {e.what: e.accuracy for e in recipe.expected} == {
+        what: value for what, value in (("ReLU", relu), ("QANN", qann), ("SNN", snn)) if value is not None
+    }
+    assert [(e.levels, e.steps) for e in recipe.expected if e.what == "SNN"] == [(levels, steps)]
+    assert [(e.levels, e.steps) for e in recipe.expected if e.what == "QANN"] == [(levels, None)]
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "-vit-" in name])
+def test_the_papers_training_settings(name: str) -> None:
+    recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    row = name.removesuffix("-8levels").removesuffix("-16levels").removesuffix("-32levels")
+    for stage, settings in ((recipe.stages.relu, RELU[row]), (recipe.stages.qat, QAT[row])):
+        assert stage is not None
+        assert settings == (
+            stage.epochs,
+            stage.micro_batch_size,
+            stage.batch_size,
+            stage.base_learning_rate,
+            stage.weight_decay,
+            stage.layer_decay,
+            stage.drop_path,
+        )
+        assert (stage.betas, stage.warmup_epochs, stage.schedule) == ((0.9, 0.99), 5.0, "cosine")
+        assert (stage.label_smoothing, stage.augmentation.mixup, stage.augmentation.cutmix) == (0.1, 0.8, 1.0)
+        randaugment = stage.augmentation.randaugment
+        if "dvs" in name:  # frames have too many channels for it
+            assert randaugment is None
+        else:
+            assert randaugment is not None
+            assert (randaugment.magnitude, randaugment.std) == (9.0, 0.5)
+    assert recipe.stages.qat is not None
+    assert recipe.stages.qat.distill is not None
+    assert (recipe.stages.qat.distill.weight, recipe.stages.qat.distill.temperature) == (1.0, 2.0)
+
+
+def test_every_setting_is_described() -> None:
+    rows = {row.key: row for row in describe()}
+    assert {f.name for f in fields(Recipe)} <= set(rows)
+    assert {f"stages.finetune.{f.name}" for f in fields(TrainStage)} <= set(rows)
+    assert "stages.quantize.sites.PATTERN.levels" in rows
+    assert "expected[].accuracy" in rows
+    assert all(row.meaning and row.type for row in rows.values())
+    assert rows["stages.finetune.betas"].default == "[0.9, 0.99]"
+    assert rows["stages.finetune.epochs"].default == "required"
+    assert rows["stages.qat"].type == "as `stages.finetune`"
+
+
+def test_the_documentation_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    remedy = "run python -m spikezip.training.describe docs/recipes.md recipes"
+    assert settings_table() in page, remedy
+    assert recipes_table(ROOT / "recipes") in page, remedy
+    assert with_tables(page, ROOT / "recipes") == page, remedy
+
+
+def test_the_example_of_the_documentation_loads(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (tmp_path / "my.yaml").write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    assert load_recipe(tmp_path / "my.yaml").stages.verify is not None
