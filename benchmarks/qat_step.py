@@ -5,8 +5,9 @@
     python benchmarks/qat_step.py --tiny           # a try on any machine: small models, few steps
 
 A step is forward, loss, backward and AdamW. The float model runs with eager attention and with SDPA. The rows with a
-teacher add the forward pass of a frozen float model (SDPA) and a distillation loss. Each row takes its turn in every
-round; the median of all steps counts. TF32 is off; `bf16` is autocast. Rows with a teacher have their own base.
+teacher add the forward pass of a frozen float model (SDPA) and a distillation loss. The quantized network runs as
+`spikezip train` runs it on one GPU, with CUDA graphs, and once without. Each row takes its turn in every round; the
+median of all steps counts. TF32 is off; `bf16` is autocast. Rows with a teacher have their own base.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import spikezip
+from spikezip.training.graphs import GraphedForward
 
 PRECISIONS = ("float32", "bf16")
 Step = Callable[[], None]
@@ -76,16 +78,25 @@ def autocast(args: argparse.Namespace, precision: str) -> AbstractContextManager
 
 
 def make_step(
-    args: argparse.Namespace, precision: str, model: nn.Module, batch: dict[str, Tensor], teacher: nn.Module | None
+    args: argparse.Namespace,
+    precision: str,
+    model: nn.Module,
+    batch: dict[str, Tensor],
+    teacher: nn.Module | None,
+    graphs: bool = False,
 ) -> Step:
     """One training step of `model`, as a function without arguments."""
     labels = torch.arange(args.batch, device=args.device) % 1000
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=args.device.startswith("cuda"))
 
+    forward: Any = lambda inputs: model(**inputs).logits  # noqa: E731
+    if graphs:
+        forward = GraphedForward(model, lambda: autocast(args, precision))
+
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(args, precision):
-            logits = model(**batch).logits.float()
+            logits = forward(batch).float()
             loss = F.cross_entropy(logits, labels)
             if teacher is not None:
                 with torch.no_grad():
@@ -119,11 +130,17 @@ def make_steps(args: argparse.Namespace, name: str, precision: str) -> dict[str,
     rows = {
         "float, eager": (floats("eager").train(), None),
         "float, sdpa": (floats("sdpa").train(), None),
-        "quantized": (quantized(), None),
+        "quantized, no graphs": (quantized(), None),
         "float, sdpa + teacher": (floats("sdpa").train(), teacher),
-        "quantized + teacher": (quantized(), teacher),
     }
-    return {row: make_step(args, precision, model, batch, guide) for row, (model, guide) in rows.items()}
+    graphed = {"quantized": (quantized(), None), "quantized + teacher": (quantized(), teacher)}
+    if name == "vit":  # text models look at their masks, which a graph cannot
+        graphed["float, sdpa, graphs"] = (floats("sdpa").train(), None)
+    steps = {row: make_step(args, precision, model, batch, guide) for row, (model, guide) in rows.items()}
+    on_gpu = args.device.startswith("cuda")
+    return steps | {
+        row: make_step(args, precision, model, batch, guide, graphs=on_gpu) for row, (model, guide) in graphed.items()
+    }
 
 
 def measure(args: argparse.Namespace, steps: dict[str, Step]) -> dict[str, list[float]]:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 class RandAugment:
     """RandAugment: `ops` random operations per image, of strength `magnitude` (0 … 10) with spread `std`.
 
+    Args:
+        variety: each batch draws from this many operations, chosen anew for it; null is all of them. An image meets
+            every operation as often as before, but a batch takes fewer kernels: a small one is done sooner.
+
     Example:
         >>> RandAugment().magnitude
         9.0
@@ -15,6 +19,7 @@ class RandAugment:
     ops: int = 2
     magnitude: float = 9.0
     std: float = 0.5
+    variety: int | None = None
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,14 @@ def randaugment(images: Tensor, settings: RandAugment) -> Tensor:
         >>> varied.shape == images.shape and not torch.equal(varied, images)
         True
     """
-    if settings.ops < 0 or not 0 <= settings.magnitude <= 10 or settings.std < 0:
-        raise ConfigError(f"{settings}: ops and std are not below 0, magnitude is in 0 … 10")
+    if settings.ops < 0 or not 0 <= settings.magnitude <= 10 or settings.std < 0 or (settings.variety or 1) < 1:
+        raise ConfigError(f"{settings}: ops and std are not below 0, magnitude is in 0 … 10, variety is 1 or more")
     if images.shape[1] not in (1, 3):
         raise InputError(f"RandAugment is for images of 1 or 3 channels, not {images.shape[1]}")
     images, count = images.clone(), len(images)
+    variety = min(settings.variety or len(OPERATIONS), len(OPERATIONS))
     for _ in range(settings.ops):
-        drawn = torch.randint(0, len(OPERATIONS), (count,))
+        drawn = torch.randperm(len(OPERATIONS))[:variety][torch.randint(0, variety, (count,))]
         drawn[torch.rand(count) >= PROBABILITY] = len(OPERATIONS)  # these stay as they are
         numbers = torch.bincount(drawn, minlength=len(OPERATIONS) + 1)[:-1].tolist()
         order = drawn.argsort(stable=True).to(images.device, non_blocking=True)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from spikezip.errors import CoverageError
 
@@ -38,10 +39,23 @@ def attention(
     return result
 
 
+def mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
+    """The mask that eager attention adds: 0 where a token may be seen, the lowest number where not.
+
+    Nothing here waits for a GPU: whether anything is padded at all is not looked for, and no constant is sent there.
+    """
+    if kwargs.get("attention_mask") is not None:
+        kwargs["allow_is_bidirectional_skip"] = False
+    seen: Tensor | None = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+    if seen is None:
+        return None
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
 def register() -> None:
-    """Make the function known to transformers. Without the mask function beside it, masks would be dropped silently."""
+    """Make the functions known to transformers. Without one for masks, masks would be dropped silently."""
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, eager_mask)
+    AttentionMaskInterface.register(NAME, mask)
 
 
 register()

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import signal
 import threading
@@ -47,10 +48,11 @@ class Journal(TrainerCallback):
 
 
 def write_line(path: Path, values: dict[str, Any]) -> None:
-    """Add a line to a journal, with the time."""
+    """Add a line to a journal, with the time. JSON has no numbers that are not finite: they become text."""
+    values = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"time": round(time.time(), 3), **values}) + "\n")
+        file.write(json.dumps({"time": round(time.time(), 3), **values}, allow_nan=False) + "\n")
 
 
 class Reporter(TrainerCallback):

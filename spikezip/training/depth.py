@@ -37,8 +37,11 @@ def blocks(model: Any) -> list[str]:
 def depths(model: nn.Module, names: list[str]) -> dict[str, int]:
     """Of every parameter: 0 for embeddings, 1 … n for the n blocks, n + 1 for what comes after.
 
-    Parameters between blocks (Swin's merging of patches) count with the block before them.
+    Parameters between blocks (Swin's merging of patches) count with the block before them. A head comes after all
+    blocks, even where its class lists it first (XLM-RoBERTa).
     """
+    body = getattr(model, "base_model_prefix", "")
+    body = f"{body}." if body and hasattr(model, body) else ""
     found: dict[str, int] = {}
     seen = 0
     numbers = {name: i for i, name in enumerate(names, start=1)}
@@ -49,7 +52,7 @@ def depths(model: nn.Module, names: list[str]) -> dict[str, int]:
             seen = numbers[block]
             found[parameter] = seen
         else:
-            found[parameter] = last if seen == len(names) else seen
+            found[parameter] = last if seen == len(names) or not parameter.startswith(body) else seen
     return found
 
 

@@ -1,5 +1,7 @@
 """A loss that is not finite: no step is taken, and the run stops with the site where it began."""
 
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,43 +19,53 @@ class DivergedError(SpikezipError):
 class FiniteGuard:
     """Looks at the gradients before every step of the optimizer, without making a GPU wait for the answer.
 
-    The optimizer is told on the device to leave the weights as they are (`found_inf`, as for gradient scaling); the
-    answer reaches the host a step later, when the batch that did it is still at hand.
+    The optimizer is told on the device to leave the weights as they are (`found_inf`, as for gradient scaling). On a
+    GPU the host asks for the answer a step later than it could: at once, it would wait there with nothing to launch.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.flag: Tensor | None = None
-        self.event: Any = None
+        self.waiting: deque[tuple[Tensor, Any]] = deque()  # flags, and the events after which they can be read
+        self.norm: Tensor | None = None
         optimizer.register_step_pre_hook(self._look)
 
+    def see_norm(self, norm: Tensor) -> None:
+        """The norm of the gradients before they were clipped. One that overflows clips them all to zero."""
+        self.norm = norm
+
     def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
+        norm, self.norm = self.norm, None
+        if norm is None:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # sharded over processes
         bad = (~torch.isfinite(norm)).float()
         if all(group.get("fused") for group in optimizer.param_groups):
             optimizer.found_inf = bad
         if bad.is_cuda:
-            self.flag = torch.empty((), pin_memory=True)
-            self.flag.copy_(bad, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
+            flag = torch.empty((), pin_memory=True)
+            flag.copy_(bad, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self.waiting.append((flag, event))
         else:
-            self.flag = bad
+            self.waiting.append((bad, None))
 
-    def diverged(self) -> bool:
-        """Whether the last step that was tried had gradients that are not finite."""
-        if self.flag is None:
-            return False
-        if self.event is not None:
-            self.event.synchronize()
-        flag, self.flag, self.event = bool(self.flag), None, None
-        return flag
+    def diverged(self, finished: bool = False) -> int:
+        """How many steps ago gradients were not finite: 1 is the last one; 0 if they were not, as far as is known.
+
+        With `finished`, all steps are waited for.
+        """
+        while self.waiting and (finished or self.waiting[0][1] is None or len(self.waiting) > 1):
+            flag, event = self.waiting.popleft()
+            if event is not None:
+                event.synchronize()
+            if bool(flag):
+                return len(self.waiting) + 1
+        return 0
 
 
-def find_cause(model: nn.Module, compute_loss: Any) -> str:
-    """Run `compute_loss()` again and say where the first value, forward or backward, was not finite."""
+def find_cause(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> str:
+    """Compute the losses of a step again and say where the first value, forward or backward, was not finite."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             return f"the parameter {name} holds values that are not finite"
@@ -65,20 +77,25 @@ def find_cause(model: nn.Module, compute_loss: Any) -> str:
         if isinstance(module, (Site, QuantSynapse)) or not any(True for _ in module.children()):
             handles.append(module.register_forward_hook(_watch(label, forward, backward)))
     try:
-        with torch.enable_grad():
-            loss = compute_loss()
-            if forward:
-                return f"{forward[0]} is the first whose output is not finite"
-            if not bool(torch.isfinite(loss)):
-                return "every site is finite; the loss itself is not: look at the labels and the head"
-            loss.backward()
+        for compute in losses:
+            with torch.enable_grad():
+                loss = compute()
+                if forward:
+                    return f"{forward[0]} is the first value that is not finite"
+                if not bool(torch.isfinite(loss)):
+                    return "every site is finite; the loss itself is not: look at the labels and the head"
+                loss.backward()
+            if backward:
+                return f"the gradient at {backward[0]} is the first, on the way back, that is not finite"
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        if not bool(torch.isfinite(torch.nn.utils.get_total_norm(grads.values()))):
+            name = max(grads, key=lambda name: float(grads[name].abs().max()))
+            return f"every value is finite, but the gradients are so large, that of {name} most, that their norm is not"
     finally:
         for handle in handles:
             handle.remove()
         model.zero_grad(set_to_none=True)
-    if backward:
-        return f"{backward[0]} is the first, on the way back, whose gradient is not finite"
-    return "the same batch gives finite gradients when it is run again: the cause is not in one site"
+    return "the same samples give finite gradients when they are run again: the cause is not in one site"
 
 
 def _watch(label: str, forward: list[str], backward: list[str]) -> Any:
@@ -88,7 +105,7 @@ def _watch(label: str, forward: list[str], backward: list[str]) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return
         if not bool(torch.isfinite(output).all()):
-            forward.append(label)
+            forward.append(f"the output of {label}")
         if output.requires_grad:
 
             def look(grad: Tensor) -> None:

@@ -36,9 +36,10 @@ class RunFolder:
         self.path, self.writes = path, writes
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path} is a file; a run writes a folder")
-        begun = (path / RECIPE).is_file()
-        if not begun and path.is_dir() and any(path.iterdir()):
+        found = (path / RECIPE).is_file()
+        if not found and path.is_dir() and any(path.iterdir()):
             raise ConfigError(f"{path} holds something that is not a run; choose another output")
+        begun = found and (path / METRICS).is_file()  # a run that failed before its first figures is begun anew
         if begun and not resume:
             raise ConfigError(f"{path} holds a run already; resume it (--resume), or choose another output")
         if begun:

@@ -8,6 +8,7 @@ def label_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
     """Cross-entropy; `labels` are class numbers [B], or shares of classes [B, classes] where samples were mixed.
 
     Example:
+        >>> import torch
         >>> label_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).item() == label_loss(
         ...     torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0]])
         ... ).item()
@@ -20,6 +21,7 @@ def distillation_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Te
     """`T² · KL(teacher/T ‖ student/T)`, averaged over samples: T² keeps its gradients as large as those of the labels.
 
     Example:
+        >>> import torch
         >>> distillation_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]]), 2.0).item()
         0.0
     """

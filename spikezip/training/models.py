@@ -30,7 +30,9 @@ DROPOUT_KEYS = (
     "resid_pdrop",
     "embd_pdrop",
     "attn_pdrop",
+    "summary_first_dropout",
     "summary_last_dropout",
+    "qa_dropout",
 )
 # Pretrained as one type, used as another: masked autoencoders are a ViT with a decoder that is thrown away.
 RELATED = {"vit_mae": "vit"}
@@ -60,9 +62,11 @@ def make_model(settings: ModelSettings, data: Data) -> PreTrainedModel:
         raise ConfigError(f"model {settings.path} cannot be loaded: {str(error).splitlines()[0]}") from error
     # A head of another size is expected. A body that does not fit would train from random weights without a word.
     body = model.base_model_prefix + "."
-    model.has_new_head = any(not key.startswith(body) for key in loading["missing_keys"])
-    odd = [str(key) for key in loading["mismatched_keys"] if str(key).lstrip("('").startswith(body)]
-    odd += [key for key in loading["missing_keys"] if key.startswith(body) and "pooler" not in key]
+    missing = sorted(loading["missing_keys"])
+    other_size = sorted(key for key, *_ in loading["mismatched_keys"])
+    model.has_new_head = any(not key.startswith(body) for key in (*missing, *other_size))
+    odd = [key for key in other_size if key.startswith(body)]
+    odd += [key for key in missing if key.startswith(body) and "pooler" not in key]
     if odd:
         raise ConfigError(
             f"model {settings.path} does not fit the settings under model.config: {len(odd)} tensors of its body, "
@@ -149,9 +153,13 @@ def positions(config: Any) -> int:
 
 def find_tokenizer(path: str | Path | None) -> Any:
     """The tokenizer that lies beside a model."""
-    if path is None:
+    if not path:
         raise ConfigError("a text model made from scratch has no tokenizer; start from a model, or pass tokenizer=")
     try:
-        return transformers.AutoTokenizer.from_pretrained(path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no tokenizer found at {path}: {str(error).splitlines()[0]}") from error
+    # Without its files transformers makes one up, with a vocabulary of special tokens only.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ConfigError(f"no tokenizer found at {path}: its files (tokenizer.json, vocab.txt …) belong there too")
+    return tokenizer

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,15 @@ from spikezip.training.callbacks import (
 )
 from spikezip.training.depth import dropping_paths
 from spikezip.training.folder import METRICS, RESULTS, RunFolder, versions, write_json
-from spikezip.training.models import find_tokenizer, make_model, positions, set_dropout, with_relu
+from spikezip.training.models import find_tokenizer, make_model, positions, rebuilt, set_dropout, with_relu
 from spikezip.training.recipe import ModelSettings, Recipe, load_recipe
 from spikezip.training.settings import TrainStage
 from spikezip.training.trainer import StageTrainer, arguments_for
 
 MODEL = "model"
 QAT = "qat"
+# Processes wait for the first one while it tokenises and verifies; the usual ten minutes are too few for that.
+PATIENCE = timedelta(hours=12)
 
 
 @dataclass
@@ -115,7 +118,7 @@ def train(
     if isinstance(model, str):
         recipe, model = replace(recipe, model=ModelSettings(path=model, config=recipe.model.config)), None
     folder = Path(output or recipe.output or Path("runs", recipe.name))
-    state = PartialState(cpu=True) if cpu else PartialState()
+    state = PartialState(cpu=cpu, timeout=PATIENCE)
     if data is None:
         if recipe.data.name is None or recipe.data.source is None:
             raise ConfigError("no data: name it with data.name and data.source (--set data=FOLDER), or pass data=")
@@ -162,7 +165,7 @@ class _Run:
                 trained_head, channels = True, None
             if channels is not None:
                 add_reduction(model, channels)
-                fold_reduction(model)
+                model = _folded(model)
             teacher = copy.deepcopy(model) if trained_head else None
         if stages.quantize is not None:
             model = self._quantize(model)
@@ -270,8 +273,9 @@ class _Run:
                 f"stopped in stage {name} at step {trainer.state.global_step} of {trainer.state.max_steps}; "
                 f"saved in {folder}. Resume to go on"
             )
-        if trainer.guard is not None and trainer.guard.diverged():
-            trainer.stop_diverged(trainer.model)
+        ago = trainer.guard.diverged(finished=True) if trainer.guard is not None else 0
+        if ago:
+            trainer.stop_diverged(trainer.model, ago)
         return self._finish_stage(name, trainer)
 
     def _teacher(self, name: str, settings: TrainStage, previous: Any) -> Any:
@@ -308,7 +312,7 @@ class _Run:
             metrics["grid_agreement"] = test["test_grid_agreement"]
             metrics["smallest_scale"] = min(float(site.scale.detach().min()) for site in model.sites.values())
         if has_reduction(model):
-            fold_reduction(model)
+            model = _folded(model)
         if self.state.is_main_process:
             self._save(model, self.folder.stage(name) / MODEL)
             best = trainer.state.best_model_checkpoint
@@ -350,6 +354,7 @@ class _Run:
         assert settings is not None
         model = model.to(self.state.device)
         finished = self.folder.done("quantize")
+        self.state.wait_for_everyone()  # all have asked before one of them can finish
         if finished is not None:
             self.metrics["quantize"] = finished
             loaded = load(self.folder.stage("quantize") / MODEL)
@@ -450,3 +455,13 @@ class _Run:
             }
             write_json(self.folder.path / RESULTS, figures)
         self.state.wait_for_everyone()
+
+
+def _folded(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with its reduction folded, as it would be read from a file.
+
+    Folding in place leaves parameters in another order and a weight in another memory layout. Then norms and
+    convolutions differ in the last bit from those of a run that is resumed and reads the file.
+    """
+    fold_reduction(model)
+    return rebuilt(model, {"num_channels": model.config.num_channels}, "number of channels")

@@ -62,7 +62,9 @@ class TrainStage(Settings):
         distill: a teacher beside the labels.
         evaluate_every: epochs between two evaluations; 0 is only at the end.
         keep: the network of the last step, or the one with the best validation accuracy.
-        compile: run the model through torch.compile.
+        compile: run the float model through torch.compile.
+        graphs: on one GPU, replay forward and backward passes of the quantized network as CUDA graphs, one per shape of
+            a batch: launching its many small kernels would take longer than running them. Only for `qat`.
         scale_learning_rate: factor of the learning rate for the scales of sites; only for `qat`.
 
     Example:
@@ -94,11 +96,13 @@ class TrainStage(Settings):
     evaluate_every: float = 1.0
     keep: Literal["last", "best"] = "last"
     compile: bool = False
+    graphs: bool = True
     scale_learning_rate: float = 1.0
 
     def check(self) -> None:
         self.within("epochs", "epsilon", "learning_rate", "base_learning_rate", above=0)
         self.within("batch_size", "micro_batch_size", "augmentation.randaugment.ops", least=1)
+        self.within("augmentation.randaugment.variety", least=1)
         self.within("weight_decay", "warmup_epochs", "clip", "evaluate_every", "scale_learning_rate", least=0)
         self.within("label_smoothing", "drop_path", "dropout", "betas", "augmentation.drop", least=0, below=1)
         self.within("layer_decay", above=0, most=1)

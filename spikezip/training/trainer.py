@@ -1,12 +1,18 @@
 """transformers' Trainer with what quantization-aware training needs besides: everything else is theirs."""
 
+import hashlib
 import os
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils.data import RandomSampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -16,6 +22,7 @@ from spikezip.errors import ConfigError
 from spikezip.measure.agreement import agreement
 from spikezip.quant.model import QuantizedModel
 from spikezip.training.finite import DivergedError, FiniteGuard, find_cause
+from spikezip.training.graphs import GraphedForward
 from spikezip.training.losses import distillation_loss, label_loss
 from spikezip.training.optimizer import make_optimizer
 from spikezip.training.settings import TrainStage
@@ -44,16 +51,18 @@ class StageTrainer(Trainer):
         self.stage, self.pixels, self.teacher = stage, pixels, teacher
         self.augment = None if pixels is None else Augment(stage.augmentation, classes)
         self.guard: FiniteGuard | None = None
-        self.latest: dict[str, Any] = {}
+        self.forward = GraphedForward(model, lambda: self.compute_loss_context_manager())
+        self.graphed = stage.graphs
+        self.steps: deque[list[dict[str, Any]]] = deque(maxlen=3)  # the batches of the latest steps, by their parts
         self.optimizer: Any = None
         super().__init__(
             model=model,
             args=arguments,
             data_collator=collate,
-            train_dataset=train,
+            train_dataset=Dice(train, arguments.seed),
             eval_dataset=validation,
-            compute_metrics=accuracy,
-            preprocess_logits_for_metrics=_predictions,
+            compute_metrics=figures,
+            preprocess_logits_for_metrics=_per_sample,
             callbacks=list(callbacks),
         )
         self.model_accepts_loss_kwargs = False  # our losses are means over a batch
@@ -64,6 +73,12 @@ class StageTrainer(Trainer):
             teacher.eval().to(self.args.device)
 
     # ---- what a step sees ----
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        # An epoch is whole batches: without this the Trainer makes one more step of what is left of an accumulation.
+        samples = self.train_dataset if train_dataset is None else train_dataset
+        batch = self.stage.batch_size
+        return RandomSampler(samples, num_samples=len(samples) // batch * batch)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         inputs = super()._prepare_inputs(inputs)
@@ -79,36 +94,56 @@ class StageTrainer(Trainer):
     ) -> Any:
         inputs = dict(inputs)
         labels = inputs.pop("labels")
-        outputs = model(**inputs)
         if not model.training:
-            loss = label_loss(outputs.logits, labels)
+            logits = model(**inputs).logits
+            loss = label_loss(logits, labels)
         else:
-            loss = label_loss(outputs.logits, labels, self.stage.label_smoothing)
+            logits = self.forward(inputs) if self.uses_graphs(model) else model(**inputs).logits
+            loss = label_loss(logits, labels, self.stage.label_smoothing)
             distill = self.stage.distill
             if self.teacher is not None and distill is not None:
                 with torch.no_grad():
                     target = self.teacher(**inputs).logits
-                loss = loss + distill.weight * distillation_loss(outputs.logits, target, distill.temperature)
-        return (loss, {"logits": outputs.logits}) if return_outputs else loss
+                loss = loss + distill.weight * distillation_loss(logits, target, distill.temperature)
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+    def uses_graphs(self, model: Any) -> bool:
+        """On one GPU, without accumulation: its gradients would be overwritten.
+
+        Not for float text models: those look at their masks, which a graph cannot.
+        """
+        return (
+            self.graphed
+            and model is self.model
+            and (isinstance(model, QuantizedModel) or self.pixels is not None)
+            and self.args.device.type == "cuda"
+            and self.args.gradient_accumulation_steps == 1
+        )
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        if self.guard is not None and self.guard.diverged():
-            self.stop_diverged(model)
-        self.latest = inputs
+        ago = self.guard.diverged() if self.guard is not None else 0
+        if ago:
+            self.stop_diverged(model, ago)
+        if not self.steps or len(self.steps[-1]) == self.args.gradient_accumulation_steps:
+            self.steps.append([])
+        self.steps[-1].append(inputs)
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def stop_diverged(self, model: Any) -> None:
-        """Say where values stopped being finite. The weights are those before the step: it was not taken."""
+    def stop_diverged(self, model: Any, ago: int) -> None:
+        """Say where values stopped being finite, so many steps ago. That step was not taken."""
+        self.graphed = False  # a replayed graph tells nobody what passes through it
 
-        def again() -> Tensor:
+        def again(inputs: dict[str, Any]) -> Tensor:
             model.train()
             with self.compute_loss_context_manager():
-                loss: Tensor = self.compute_loss(model, self._prepare_inputs(self.latest))
+                loss: Tensor = self.compute_loss(model, self._prepare_inputs(inputs))
             return loss
 
-        cause = find_cause(self.accelerator.unwrap_model(model), again)
+        cause = find_cause(
+            self.accelerator.unwrap_model(model), [partial(again, inputs) for inputs in self.steps[-ago]]
+        )
         raise DivergedError(
-            f"training diverged at step {self.state.global_step}: {cause}. "
+            f"training diverged at step {self.state.global_step + 1 - ago}: {cause}. "
             "A lower learning rate, a longer warm-up or a smaller clip is the usual remedy"
         )
 
@@ -119,6 +154,12 @@ class StageTrainer(Trainer):
             self.optimizer = make_optimizer(self.model if model is None else model, self.stage)
             self.guard = FiniteGuard(self.optimizer)
         return self.optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        if self.guard is not None and isinstance(norm, Tensor):
+            self.guard.see_norm(norm)
+        return norm
 
     # ---- evaluation ----
 
@@ -179,6 +220,24 @@ class StageTrainer(Trainer):
             raise ConfigError(f"{folder} does not fit the model: missing {missing[:3]}, unknown {list(foreign)[:3]}")
 
 
+class Dice(Split):
+    """A split whose random numbers, such as crops, follow from the batch itself.
+
+    Taken from the generators they would depend on how far ahead batches are read, and by which worker. So a resumed
+    run sees the very batches, and one with more workers too. Epochs differ, as the order of samples does.
+    """
+
+    def __init__(self, split: Split, seed: int) -> None:
+        self.split, self.seed, self.labels = split, seed, split.labels
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
+        name = f"{self.seed}:{','.join(map(str, indices))}"
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed, which would reset the GPU's generators as well.
+            torch.default_generator.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big"))
+            return self.split.__getitems__(indices)
+
+
 def arguments_for(
     stage: TrainStage, folder: Path, samples: int, *, processes: int, seed: int, precision: str, workers: int, cpu: bool
 ) -> TrainingArguments:
@@ -214,7 +273,8 @@ def arguments_for(
         eval_steps=every,
         save_strategy="steps",
         save_steps=every,
-        save_total_limit=1,  # the last, and the best where that is another
+        # The last, and the best where that is another. (With 1, the Trainer would delete the last when it is stopped.)
+        save_total_limit=2,
         metric_for_best_model="accuracy",
         greater_is_better=True,
         load_best_model_at_end=stage.keep == "best",
@@ -225,17 +285,22 @@ def arguments_for(
         report_to=[],
         remove_unused_columns=False,
         label_names=["labels"],
-        dataloader_num_workers=workers,
-        dataloader_persistent_workers=workers > 0,
+        dataloader_num_workers=workers,  # begun anew each epoch: else a resumed run draws other random numbers
         dataloader_drop_last=True,
+        dataloader_pin_memory=not cpu and torch.cuda.is_available(),
         torch_compile=stage.compile,
     )
 
 
-def accuracy(prediction: Any) -> dict[str, float]:
-    """The share of samples whose largest output is their label; `preprocess` has taken the largest already."""
-    return {"accuracy": float((prediction.predictions == prediction.label_ids).mean())}
+def figures(prediction: Any) -> dict[str, float]:
+    """The share of samples whose largest output is their label, and the mean loss.
+
+    The Trainer's own loss weighs batches alike, full or not, and over several processes counts samples twice.
+    """
+    largest, losses = prediction.predictions
+    return {"accuracy": float((largest == prediction.label_ids).mean()), "loss": float(losses.mean(dtype="float64"))}
 
 
-def _predictions(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.argmax(dim=-1)
+def _per_sample(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """What `figures` needs of a batch: far less than all logits."""
+    return logits.argmax(dim=-1), F.cross_entropy(logits.float(), labels, reduction="none")
