@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from torch import Tensor
 
 import spikezip
 from spikezip.cli.float_model import build_from_config
@@ -37,22 +38,38 @@ def inspect(
 def _show_network(model: Any) -> None:
     config = model.quant_config
     weights = "float weights" if config.weight_bits is None else f"{config.weight_bits}-bit weights"
+    if config.embedding_bits is not None:
+        weights += f", {config.embedding_bits}-bit embeddings"
     sites = model.sites if model.kind == "qann" else model.neurons
     say(f"{type(model).__name__}, {model.kind.upper()}")
     say(f"{len(sites)} sites, {config.levels} levels{''.join(_exceptions(config))}, {weights}")
     table = Table("site", "levels", "lo…hi", "scale")
     for name, site in sites.items():
         ready = model.kind == "snn" or site.is_ready()
-        scale = f"{float(site.step_size):.6g}" if ready else "not set yet"
+        scale = _scale(site.step_size) if ready else "not set yet"
         table.add_row(name, str(site.levels), f"{site.lo}…{site.hi}", scale)
     for column in table.columns[1:]:
         column.justify = "right"
     out().print(table, highlight=False, markup=False)
 
 
+def _scale(scale: Tensor) -> str:
+    if scale.ndim == 0:
+        return f"{float(scale):.6g}"
+    return f"{float(scale.min()):.6g}…{float(scale.max()):.6g} ({scale.numel()} channels)"
+
+
 def _exceptions(config: spikezip.QuantConfig) -> list[str]:
-    """What differs from the rule, such as ", 64 at *.p"."""
-    return [f", {f'{s.lo}…{s.hi}' if s.lo is not None else s.levels} at {name}" for name, s in config.sites.items()]
+    """What differs from the rule, such as ", 64 at *.p" or ", 64 per channel at *.LayerNorm"."""
+    found = []
+    for pattern, site in config.sites.items():
+        codes = f"{site.lo}…{site.hi}" if site.lo is not None else site.levels
+        words = [str(codes)] if codes is not None else []
+        words += ["signed" if site.signed else "unsigned"] if site.signed is not None else []
+        words += ["per channel"] if site.per_channel else []
+        if words:
+            found.append(f", {' '.join(words)} at {pattern}")
+    return found
 
 
 def _show_coverage(report: spikezip.Coverage) -> None:

@@ -1,6 +1,8 @@
 """Options that several verbs share, and how their text is read."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
@@ -33,7 +35,8 @@ DataOption = Annotated[
         "--data",
         metavar="PATH",
         help="Samples: .txt (a sentence per line), .tsv or .csv (a text column, maybe 'label'), "
-        ".npz (images 'x', maybe labels 'y'), or a folder of images.",
+        ".npz (images 'x', maybe labels 'y'), a folder of images, or NAME:SOURCE#SPLIT, a dataset such as "
+        "sst2:FOLDER#train; without # it is its test split.",
     ),
 ]
 EngineOption = Annotated[
@@ -65,34 +68,59 @@ BatchSizeOption = Annotated[
 ]
 
 
-def weight_bits(text: str) -> int | None:
-    """Bits of the weights, or none for float weights.
+def bits(option: str, text: str) -> int | None:
+    """Bits of a grid, or none for floats.
 
     Example:
-        >>> weight_bits("8"), weight_bits("none")
+        >>> bits("weight-bits", "8"), bits("weight-bits", "none")
         (8, None)
     """
     if text.lower() == "none":
         return None
     if not text.isdecimal():
-        raise ConfigError(f"--weight-bits {text}: choose 8, 16, or none for float weights")
+        raise ConfigError(f"--{option} {text}: choose 8, 16, or none for floats")
     return int(text)
 
 
-def site_levels(texts: Iterable[str]) -> dict[str, SiteConfig]:
-    """Levels by site pattern.
+def site_settings(levels: Iterable[str], per_channel: Iterable[str] = ()) -> dict[str, SiteConfig]:
+    """Settings by site pattern, from the texts of `--site` and `--per-channel`. One pattern may be given to both.
 
     Example:
-        >>> site_levels(["*.p=64"])
+        >>> site_settings(["*.p=64"])
         {'*.p': SiteConfig(levels=64, signed=None, lo=None, hi=None, per_channel=False)}
+        >>> site_settings(["*.LayerNorm=64"], ["*.LayerNorm"])
+        {'*.LayerNorm': SiteConfig(levels=64, signed=None, lo=None, hi=None, per_channel=True)}
     """
-    sites = {}
-    for text in texts:
-        pattern, equals, levels = text.rpartition("=")
-        if not (equals and pattern and levels.isdecimal()):
+    sites: dict[str, SiteConfig] = {}
+    for text in levels:
+        pattern, equals, number = text.rpartition("=")
+        if not (equals and pattern and number.isdecimal()):
             raise ConfigError(f"--site {text}: write PATTERN=LEVELS, such as '*.p=64'")
-        sites[pattern] = SiteConfig(levels=int(levels))
+        sites[pattern] = SiteConfig(levels=int(number))
+    for pattern in per_channel:
+        sites[pattern] = replace(sites.get(pattern, SiteConfig()), per_channel=True)
     return sites
+
+
+def check_overlap(sites: dict[str, SiteConfig], names: Iterable[str]) -> None:
+    """A site takes all its settings from one pattern: refuse that it loses its levels, or its scales, to another.
+
+    Example:
+        >>> check_overlap(site_settings(["a.*=64"], ["*.b"]), ["a.b"])
+        Traceback (most recent call last):
+            ...
+        spikezip.errors.ConfigError: site 'a.b' is named by --site 'a.*' and by --per-channel '*.b', but takes its ...
+    """
+    for name in names:
+        matching = [pattern for pattern in sites if fnmatchcase(name, pattern)]
+        with_levels = [pattern for pattern in matching if sites[pattern].levels is not None]
+        by_channel = [pattern for pattern in matching if sites[pattern].per_channel]
+        wins = matching[-1] if matching else ""
+        if with_levels and by_channel and not (wins in with_levels and wins in by_channel):
+            raise ConfigError(
+                f"site {name!r} is named by --site {with_levels[-1]!r} and by --per-channel {by_channel[-1]!r}, but "
+                "takes its settings from one pattern: give both options the same one"
+            )
 
 
 def steps(text: str) -> Steps:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from spikezip.cli.screen import Rate, err, out, say
+from spikezip.cli.screen import Rate, err, out, say, show_error
 from spikezip.errors import ConfigError
 
 
@@ -39,13 +39,17 @@ def train(
     [green]accelerate launch --num_processes 4 -m spikezip train recipes/imagenet-vit-s.yaml --set data=./imagenet[/]
     """
     try:
-        from spikezip.training import load_recipe
+        from spikezip.training import InterruptedRunError, load_recipe
         from spikezip.training import train as run
     except ModuleNotFoundError as error:
         raise ConfigError(f"training needs {error.name}: pip install {error.name}") from None
     chosen = load_recipe(recipe, [*(settings or ()), *(more or ())])
-    with _bars() as watch:
-        result = run(None, chosen, resume=resume, cpu=cpu, progress=watch)
+    try:
+        with _bars() as watch:
+            result = run(None, chosen, resume=resume, cpu=cpu, progress=watch)
+    except InterruptedRunError as stopped:
+        show_error(str(stopped))
+        raise typer.Exit(130) from None  # what a shell expects after Ctrl-C
     if result.folder is not None and _is_first_process():
         _show(result, chosen)
 

@@ -251,8 +251,8 @@ class _Run:
         )
         stop = StopOnSignal()
         callbacks: list[Any] = [Journal(self.folder.path / METRICS, name), stop, SeedByProcess()]
-        if self.state.is_main_process:
-            callbacks += dashboards(folder / "tensorboard", f"{self.recipe.name}-{name}")
+        boards = dashboards(folder / "tensorboard", f"{self.recipe.name}-{name}") if self.state.is_main_process else []
+        callbacks += boards
         if self.watcher is not None:
             callbacks.append(Reporter(name, self.watcher))
         trainer = StageTrainer(
@@ -268,10 +268,12 @@ class _Run:
         )
         with stop.listening(), dropping_paths(model, settings.drop_path):
             trainer.train(resume_from_checkpoint=self.folder.checkpoint(name))
+        for board in boards:  # closed by now: an evaluation after the end would open another
+            trainer.remove_callback(board)
         if stop.asked:
             raise InterruptedRunError(
                 f"stopped in stage {name} at step {trainer.state.global_step} of {trainer.state.max_steps}; "
-                f"saved in {folder}. Resume to go on"
+                f"saved in {folder}. --resume (resume=True) goes on from there"
             )
         ago = trainer.guard.diverged(finished=True) if trainer.guard is not None else 0
         if ago:

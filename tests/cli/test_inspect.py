@@ -1,0 +1,30 @@
+"""`spikezip inspect`: what is in a folder, what would become of a model."""
+
+from pathlib import Path
+
+import transformers
+from shell import ok, run
+
+
+def test_inspect_shows_sites(home: Path) -> None:
+    for kind in ("qann", "snn"):
+        text = ok("inspect", home / f"vit-{kind}")
+        assert f"ViTForImageClassification, {kind.upper()}" in text
+        assert "12 sites, 16 levels, 8 at *.p, 8-bit weights" in text
+        assert "layers.0.attention.p" in text
+        assert "0…7" in text
+
+
+def test_inspect_needs_only_the_config_of_a_float_model(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((home / "vit" / "config.json").read_text())
+    text = ok("inspect", tmp_path)
+    assert "ViTForImageClassification: 12 sites, 7 products" in text
+    assert "complete" in text
+
+
+def test_inspect_of_an_unknown_architecture_exits_with_1(tmp_path: Path) -> None:
+    config = transformers.MobileNetV1Config(architectures=["MobileNetV1ForImageClassification"])
+    config.save_pretrained(tmp_path)
+    result = run("inspect", tmp_path)
+    assert result.exit_code == 1
+    assert "no table for model type 'mobilenet_v1'" in result.stdout
