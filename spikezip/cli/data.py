@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml  # type: ignore[import-untyped]
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -20,6 +21,7 @@ from spikezip.data import TEXT, Pixels, Split, names, open_data
 from spikezip.data.pixels import resample
 from spikezip.data.text import Texts
 from spikezip.data.text_files import TEXT_COLUMNS
+from spikezip.data.tokens import padded_length, positions
 from spikezip.errors import InputError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -141,25 +143,35 @@ def _read_folder(folder: Path) -> Samples:
 
 
 def _read_dataset(path: str) -> Samples:
-    """`NAME:SOURCE`, a dataset of `spikezip.data`: its test split, or the one named behind a #."""
+    """`NAME:SOURCE#SPLIT?OPTION=VALUE&…`, a dataset of `spikezip.data`; without #, its test split."""
     name, colon, source = path.partition(":")
     if not colon or name not in names():
         raise InputError(
             f"--data {path}: there is no such file or folder; a dataset is NAME:SOURCE, where NAME is one of "
             f"{', '.join(names())}"
         )
-    part = "test"
+    part, options = "test", {}
+    if "?" in source and not Path(source).exists():
+        source, _, query = source.rpartition("?")
+        options = dict(_option(path, text) for text in query.split("&"))
     if "#" in source and not Path(source).exists():
         source, _, part = source.rpartition("#")
         if part not in ("train", "validation", "test"):
             raise InputError(f"--data {path}: behind # stands train, validation or test, not {part!r}")
-    data = open_data(name, source)
+    data = open_data(name, source, **options)
     split: Split = getattr(data, part)
     labels = split.labels.tolist()
     if data.kind == TEXT:
         assert isinstance(split, Texts)
         return Samples(texts=split.texts, labels=labels)
     return Samples(images=split, labels=labels)
+
+
+def _option(path: str, text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise InputError(f"--data {path}: behind ? stand options of the dataset, key=value&key=value; not {text!r}")
+    return key, yaml.safe_load(value)
 
 
 # ---- sentences ----
@@ -174,20 +186,17 @@ def _sentences(model: PreTrainedModel, folder: Path) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    length = min(tokenizer.model_max_length, _positions(model.config))
+    length = min(tokenizer.model_max_length, positions(model.config))
     takes = inspect.signature(own_class(model).forward).parameters
 
     def collate(texts: Sequence[str]) -> dict[str, Tensor]:
-        inputs = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
+        tokens = tokenizer(list(texts), truncation=True, max_length=length)
+        # As long as in training: a spiking network's padding is input, too.
+        width = padded_length(max(map(len, tokens["input_ids"])), length)
+        inputs = tokenizer.pad(tokens, padding="max_length", max_length=width, return_tensors="pt")
         return {name: value for name, value in inputs.items() if name in takes}
 
     return collate
-
-
-def _positions(config: Any) -> int:
-    """How many tokens a model has positions for. RoBERTa counts positions from behind the padding token's number."""
-    positions = int(getattr(config, "max_position_embeddings", None) or 512)
-    return positions - (int(config.pad_token_id) + 1 if "roberta" in config.model_type else 0)
 
 
 # ---- images ----

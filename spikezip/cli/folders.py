@@ -59,10 +59,10 @@ def check_target(folder: Path) -> None:
         raise ConfigError(f"{folder} holds another model, which would be overwritten; choose another folder")
 
 
-def save(model: Any, folder: Path, source: Path) -> None:
+def save(model: Any, folder: Path, source: Path, compact: bool = False) -> None:
     """Save a network, with the tokenizer and image-processor files of the model it came from."""
     (folder / CERTIFICATE).unlink(missing_ok=True)  # it spoke of the network that is being replaced
-    spikezip.save(model, folder)
+    spikezip.save(model, folder, compact=compact)
     for name in SIDE_FILES:
         if (source / name).is_file() and source.resolve() != folder.resolve():
             shutil.copyfile(source / name, folder / name)

@@ -108,9 +108,7 @@ def quantize(
 
         spikezip.calibrate(qann, watched())
     moved = spikezip.snap(qann) if compact else 0.0
-    save(qann, target, source)
-    if compact:
-        spikezip.save(qann, target, compact=True)  # in its place: the files beside the weights stay
+    save(qann, target, source, compact)
     if moved:
         say(f"compact weights: scales moved by up to {moved:.1e} of their value")
     say(f"{type(qann).__name__}: {len(qann.sites)} sites, {levels} levels, calibrated on {limit} samples → {target}")

@@ -42,7 +42,9 @@ def train(
         from spikezip.training import InterruptedRunError, load_recipe
         from spikezip.training import train as run
     except ModuleNotFoundError as error:
-        raise ConfigError(f"training needs {error.name}: pip install {error.name}") from None
+        if (error.name or "").startswith("spikezip"):
+            raise
+        raise ConfigError(f"training needs {error.name}: pip install 'spikezip[train]'") from None
     chosen = load_recipe(recipe, [*(settings or ()), *(more or ())])
     try:
         with _bars() as watch:
@@ -107,8 +109,11 @@ def _show(result: Any, recipe: Any) -> None:
     if snn:
         for steps, accuracy in snn["accuracy_at"].items():
             table.add_row(f"SNN at T = {steps}", f"{100 * accuracy:.2f} %")
-        table.add_row("SNN at equilibrium", f"{100 * snn['accuracy']:.2f} %, T_eq median {snn['t_eq']['median']}")
-        table.add_row("certificate", "exact" if snn["exact"] else "NOT exact")
+        table.add_row(
+            "SNN at equilibrium",
+            f"{100 * snn['accuracy']:.2f} % of {snn['samples']:,}, T_eq median {snn['t_eq']['median']}",
+        )
+        table.add_row("certificate", f"{'exact' if snn['exact'] else 'NOT exact'}, {snn['samples']:,} samples")
     for expected in recipe.expected:
         table.add_row(f"expected: {expected.what}", f"{expected.accuracy:.2f} % ({expected.source})")
     out().print(table, highlight=False)

@@ -32,6 +32,7 @@ __all__ = [
     "collate",
     "names",
     "open_data",
+    "takes",
     "tokenize",
 ]
 
@@ -89,6 +90,16 @@ def open_data(name: str, source: str | Path, *, seed: int = 0, limit: int | None
     _check_options(name, opener, options)
     data: Data = opener(source, seed=seed, **options)
     return data if limit is None else _limited(data, limit)
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether the dataset of this name has this option of its own.
+
+    Example:
+        >>> takes("imagenet", "image_size"), takes("cifar10", "image_size")
+        (True, False)
+    """
+    return option in inspect.signature(_opener(name)).parameters
 
 
 def _opener(name: str) -> Callable[..., Data]:

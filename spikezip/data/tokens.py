@@ -51,8 +51,7 @@ class Tokens(Split):
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         chosen = torch.as_tensor(indices)
         starts, lengths = self.offsets[chosen], self.offsets[chosen + 1] - self.offsets[chosen]
-        width = -(-int(lengths.max()) // MULTIPLE) * MULTIPLE
-        width = width if self.max_length is None else min(width, self.max_length)
+        width = padded_length(int(lengths.max()), self.max_length)
         place = torch.arange(width) - (width - lengths[:, None] if self.left else 0)  # of a token in its sentence
         held = (place >= 0) & (place < lengths[:, None])
         where = torch.where(held, starts[:, None] + place, 0)
@@ -65,12 +64,38 @@ class Tokens(Split):
         return batch | {"labels": self.labels[chosen]}
 
 
-def tokenize(data: Data, tokenizer: Any, max_length: int | None = None, cache: Path | None = None) -> Data:
+def padded_length(longest: int, max_length: int | None) -> int:
+    """How long a batch is whose longest sentence has so many tokens.
+
+    Example:
+        >>> padded_length(5, None), padded_length(13, 14)
+        (8, 14)
+    """
+    width = -(-longest // MULTIPLE) * MULTIPLE
+    return width if max_length is None else min(width, max_length)
+
+
+def positions(config: Any) -> int:
+    """How many tokens a model has positions for. RoBERTa counts positions from behind the padding token's number.
+
+    Example:
+        >>> from transformers import RobertaConfig
+        >>> positions(RobertaConfig())
+        510
+    """
+    found = int(getattr(config, "max_position_embeddings", None) or 512)
+    return found - (int(config.pad_token_id) + 1 if "roberta" in config.model_type else 0)
+
+
+def tokenize(
+    data: Data, tokenizer: Any, max_length: int | None = None, cache: Path | None = None, types: bool = True
+) -> Data:
     """The dataset with tokens in place of its texts.
 
     Args:
         tokenizer: a tokenizer of transformers. Where it has no token for padding, its end-of-text token pads.
         max_length: longer sentences are cut: at most as many tokens as the model has positions for. None cuts nothing.
+        types: whether to hand out `token_type_ids`, where the tokenizer makes them; not every model takes them.
         cache: a folder. Tokens are kept there under a name made from the texts, the tokenizer's state and
             `max_length`; a file that is damaged is made anew, with a warning.
 
@@ -101,6 +126,7 @@ def tokenize(data: Data, tokenizer: Any, max_length: int | None = None, cache: P
         if not isinstance(split, Texts):
             raise ConfigError(f"{data.name} is tokenised already")
         flat = _cached(split.texts, tokenizer, max_length, state, cache)
+        flat = flat if types else replace(flat, types=flat.types[:0])
         left = tokenizer.padding_side == "left"
         done[id(split)] = Tokens(flat, split.labels, pad=int(pad), left=left, max_length=max_length)
     return replace(data, train=done[id(data.train)], validation=done[id(data.validation)], test=done[id(data.test)])

@@ -14,7 +14,7 @@ import spikezip.cli
 
 def test_version_and_help() -> None:
     assert ok("--version") == f"spikezip {spikezip.__version__}\n"
-    for verb in ("quantize", "convert", "verify", "simulate", "inspect", "demo"):
+    for verb in ("quantize", "train", "convert", "verify", "simulate", "inspect", "demo"):
         assert f"spikezip {verb}" in ok(verb, "--help").split("Example")[1]
 
 
@@ -31,6 +31,9 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(home: Path) -> Non
     assert "levels=7" in fails(*quantize, "--levels", 7)
     assert "weight_bits=4" in fails(*quantize, "--weight-bits", 4)
     assert "--weight-bits many" in fails(*quantize, "--weight-bits", "many")
+    assert "embedding_bits=4" in fails(*quantize, "--embedding-bits", 4)
+    assert "--embedding-bits few" in fails(*quantize, "--embedding-bits", "few")
+    assert "--compact: nothing lies on an integer grid" in fails(*quantize, "--weight-bits", "none", "--compact")
     assert "PATTERN=LEVELS" in fails(*quantize, "--site", "*.p")
     assert "--task dance" in fails(*quantize, "--task", "dance")
     assert "choose one of folded, spike" in fails("verify", "q", "--data", "d", "--engine", "warp")

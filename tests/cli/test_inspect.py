@@ -15,6 +15,20 @@ def test_inspect_shows_sites(home: Path) -> None:
         assert "0…7" in text
 
 
+def test_inspect_says_what_is_on_a_grid_and_per_channel(home: Path, tmp_path: Path) -> None:
+    ok(
+        *("quantize", home / "bert", tmp_path / "qann", "--data", home / "dev.tsv", "--embedding-bits", 8),
+        *("--per-channel", "*.LayerNorm", "--site", "*.o=16"),
+    )
+    ok("convert", tmp_path / "qann", tmp_path / "snn")
+    for kind in ("qann", "snn"):
+        text = ok("inspect", tmp_path / kind)
+        assert "32 levels, 16 at *.o, per channel at *.LayerNorm, 8-bit weights, 8-bit embeddings" in text
+        row = next(line for line in text.splitlines() if "embeddings.LayerNorm" in line)
+        assert row.count("…") == 2  # lo…hi and the range of the scales
+        assert "(16 channels)" in row
+
+
 def test_inspect_needs_only_the_config_of_a_float_model(home: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((home / "vit" / "config.json").read_text())
     text = ok("inspect", tmp_path)

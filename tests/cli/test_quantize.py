@@ -1,11 +1,14 @@
 """`spikezip quantize` and `spikezip convert`: what they write, and what they refuse."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 from shell import fails, ok, run
 
 import spikezip
+from spikezip.quant.compact import snap
 
 
 def test_quantize_sets_what_it_was_told(home: Path) -> None:
@@ -13,6 +16,64 @@ def test_quantize_sets_what_it_was_told(home: Path) -> None:
     assert qann.kind == "qann"
     assert qann.quant_config == spikezip.QuantConfig(levels=16, sites={"*.p": spikezip.SiteConfig(levels=8)})
     assert spikezip.load(home / "bert-qann").quant_config.weight_bits == 16
+
+
+def test_embedding_bits(home: Path, tmp_path: Path) -> None:
+    ok("quantize", home / "bert", tmp_path / "qann", "--data", home / "dev.tsv", "--embedding-bits", 16)
+    qann = spikezip.load(tmp_path / "qann")
+    assert (qann.quant_config.weight_bits, qann.quant_config.embedding_bits) == (8, 16)
+    assert spikezip.load(home / "bert-qann").quant_config.embedding_bits is None
+
+
+def test_a_scale_per_channel(home: Path, tmp_path: Path) -> None:
+    args = ("quantize", home / "bert", tmp_path / "qann", "--data", home / "dev.tsv", "--per-channel", "*.LayerNorm")
+    ok(*args, "--site", "*.LayerNorm=64", "--site", "*.p=16")
+    qann = spikezip.load(tmp_path / "qann")
+    for name, site in qann.sites.items():
+        assert site.per_channel == name.endswith(".LayerNorm")
+        assert site.levels == (64 if name.endswith(".LayerNorm") else 16 if name.endswith(".p") else 32)
+    ok("verify", tmp_path / "qann", "--data", home / "dev.tsv", "--samples", 3)
+
+
+def test_per_channel_that_cannot_be(home: Path, tmp_path: Path) -> None:
+    args = ("quantize", home / "bert", tmp_path / "qann", "--data", home / "dev.tsv", "--per-channel")
+    assert "no site matches '*.layer_norm'" in fails(*args, "*.layer_norm")
+    assert "one scale for all channels" in fails(*args, "*.q")
+    overlap = "site 'embeddings.LayerNorm' is named by --site 'embeddings.*' and by --per-channel '*.LayerNorm'"
+    assert overlap in fails(*args, "*.LayerNorm", "--site", "embeddings.*=64")
+    assert not (tmp_path / "qann").exists()
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_compact_is_the_same_network_in_less_space(home: Path, tmp_path: Path, bits: int) -> None:
+    args = ("--data", home / "images.npz", "--weight-bits", bits)
+    ok("quantize", home / "vit", tmp_path / "plain", *args)
+    text = ok("quantize", home / "vit", tmp_path / "compact", *args, "--compact")
+    assert "moved" not in text
+    manifest = json.loads((tmp_path / "compact" / "spikezip.json").read_text())
+    assert {entry["bits"] for entry in manifest["packed"].values()} == {bits}
+    assert "packed" not in json.loads((tmp_path / "plain" / "spikezip.json").read_text())
+    assert (tmp_path / "compact" / "preprocessor_config.json").is_file()
+    plain, compact = (spikezip.load(tmp_path / name).eval() for name in ("plain", "compact"))
+    pixels = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(compact(pixels).logits, plain(pixels).logits)
+
+
+def test_compact_says_that_scales_moved(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Scales move only behind some scales per channel, by one bit: here snapping says so of a network where they stay.
+    monkeypatch.setattr(spikezip, "snap", lambda qann: snap(qann) + 1.2e-7)
+    args = ("quantize", home / "vit", tmp_path / "qann", "--data", home / "images.npz", "--compact")
+    assert ok(*args).startswith("compact weights: scales moved by up to 1.2e-07 of their value\n")
+
+
+def test_a_split_of_a_dataset(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("label\tsentence\n1\tso good\n0\tso bad\n1\tvery fine\n")
+    (tmp_path / "dev.tsv").write_text("label\tsentence\n1\ta film\n")
+    args = ("quantize", home / "bert", tmp_path / "qann", "--data")
+    assert "calibrated on 3 samples" in ok(*args, f"sst2:{tmp_path}#train")
+    assert "calibrated on 1 samples" in ok(*args, f"sst2:{tmp_path}")
+    assert "behind # stands train, validation or test, not 'dev'" in fails(*args, f"sst2:{tmp_path}#dev")
 
 
 def test_tokenizer_and_processor_files_go_along(home: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from shell import fails, ok, run
 
 import spikezip
-from spikezip.cli import data
 
 
 @pytest.mark.parametrize(("name", "file"), [("vit", "images.npz"), ("bert", "dev.tsv")])

@@ -48,6 +48,12 @@ def test_a_batch_is_what_the_tokenizer_makes_of_it() -> None:
         assert batch["labels"].tolist() == [index % 2 for index in indices]
 
 
+def test_types_are_left_out_for_models_that_do_not_take_them() -> None:
+    tokenizer = make_tokenizer(model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    batch = tokenize(make_data(), tokenizer, types=False).train.__getitems__([0, 1])
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+
+
 def test_longer_sentences_are_cut_and_the_width_never_exceeds_max_length() -> None:
     tokenizer = make_tokenizer(model_input_names=["input_ids", "attention_mask"])
     batch = tokenize(make_data(), tokenizer, max_length=5).train.__getitems__([1, 2])

@@ -41,7 +41,7 @@ ROWS: dict[str, tuple[int, int, float | None, float, float]] = {
     "chnsenti-roberta-large": (64, 128, 86.90, 87.03, 87.16),
     "waimai-roberta-large": (64, 128, 92.91, 91.80, 91.29),
 }
-OWN = {"sst2-minilm", "sst2-granite", "cifar10-vit-scratch", "fashion-mnist-vit"}
+OWN = {"sst2-minilm", "sst2-granite", "cifar10-vit-scratch", "events-vit-scratch", "fashion-mnist-vit"}
 
 # Tables A3 to A12: epochs, batch per GPU and in all, base learning rate, weight decay, layer decay, drop path.
 RELU = {

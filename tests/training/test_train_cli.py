@@ -53,10 +53,10 @@ def ok(*args: object) -> Result:
     return result
 
 
-def fails(*args: object) -> str:
-    """Exit code 2 and one line, without a traceback."""
+def fails(*args: object, code: int = 2) -> str:
+    """The exit code and one line, without a traceback."""
     result = run(*args)
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == code, result.output
     line = result.stderr.splitlines()[-1]
     assert line.startswith("error: "), result.stderr
     assert "Traceback" not in result.output
@@ -94,7 +94,7 @@ def test_what_is_said_at_the_end(home: Path, ran: Result) -> None:
     assert f"{100 * results['relu']['accuracy']:.2f} %" in said["float, ReLU"]
     assert f"{100 * results['qann']['accuracy']:.2f} %" in said["QANN"]
     assert f"{100 * results['snn']['accuracy_at']['8']:.2f} %" in said["SNN at T = 8"]
-    assert said["certificate"].split()[-1] == "exact"
+    assert said["certificate"].split(maxsplit=1)[1] == f"exact, {results['snn']['samples']} samples"
     assert "98.70 % (a paper, table 1)" in said["expected: SNN"]
     last = ran.stdout.splitlines()[-1]
     assert last == f"everything is in {home / 'run'}: qann/, snn/, results.json, metrics.jsonl, recipe.yaml"
@@ -172,5 +172,5 @@ def test_stopping_is_not_an_accident(home: Path, tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(StopOnSignal, "on_step_end", interrupted)
-        assert "stopped in stage relu at step 3 of 4; saved in" in fails(*args)
+        assert "stopped in stage relu at step 3 of 4; saved in" in fails(*args, code=130)
     assert ok(*args, "--resume").stdout.splitlines()[-1].startswith("everything is in")
