@@ -41,12 +41,32 @@ class Site(Neuron):
         self.register_buffer("initialized", torch.zeros((), dtype=torch.bool, device=start.device))
         self.observer: Observer | None = None
         self._ready = False  # mirrors `initialized` without asking the device for it in every forward pass
+        self.notes_scale = False  # in sharded training the scale is at hand only while the site's own block runs
+        self._noted: Tensor | None = None
 
     def is_ready(self) -> bool:
         """Whether the scale was set by calibration, by training or from a checkpoint."""
         if not self._ready:
             self._ready = bool(self.initialized)
         return self._ready
+
+    @property
+    def step_size(self) -> Tensor:
+        return super().step_size if self._noted is None else self._noted
+
+    @property
+    def per_channel(self) -> bool:
+        return super().per_channel if self._noted is None else self._noted.ndim > 0
+
+    def note_scale(self) -> None:
+        """Keep the scale for products that read this site later in this forward pass, when it may be sharded again."""
+        self._noted = None
+        self._noted = self.step_size.clone()
+
+    def codes(self, u: Tensor) -> Tensor:
+        if self.notes_scale:
+            self.note_scale()
+        return super().codes(u)
 
     @torch.no_grad()
     def set_scale(self, scale: Tensor) -> None:
@@ -82,6 +102,8 @@ class Site(Neuron):
             if self.by_channel:  # an optimizer may hold the parameter by now: it must not change its shape
                 raise CalibrationError(f"site {self.name!r} has a scale per channel: call spikezip.calibrate first")
             self.set_scale(initial_scale(u, self.hi))
+        if self.notes_scale:
+            self.note_scale()
         values, codes = quantize(u, self.scale, self.lo, self.hi)
         current().learned(self, codes)
         return values, codes

@@ -17,6 +17,9 @@ import torch
 from transformers import TrainerCallback
 
 from spikezip.errors import SpikezipError
+from spikezip.training.together import any_process
+
+SELDOM = 10  # steps, at most, until all processes know of a signal that one of them got
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,19 @@ class Reporter(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """Ctrl-C, or a scheduler's SIGTERM, ends training at the next step, with a checkpoint; a second one, at once."""
+    """Ctrl-C, or a scheduler's SIGTERM, ends training at the next step, with a checkpoint; a second one, at once.
+
+    Several processes must stop at the same step, or those that go on wait for the others for ever. They ask each other
+    every few steps: each time the host waits for the GPU.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+
+    def anybody(self, device: Any) -> bool:
+        """Whether any process was asked to stop. All processes must call this."""
+        self.asked = any_process(self.asked, device)
+        return self.asked
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -102,13 +114,8 @@ class StopOnSignal(TrainerCallback):
                 signal.signal(number, handler)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        asked = self.asked
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # All processes must stop at the same step, or those that go on wait for the others for ever.
-            flag = torch.tensor(float(asked), device=args.device)
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-            asked = self.asked = bool(flag)
-        if asked:
+        every = max(1, min(SELDOM, state.max_steps // 100)) if args.world_size > 1 else 1
+        if state.global_step % every == 0 and self.anybody(args.device):
             control.should_save = True
             control.should_training_stop = True
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spikezip.data.reduction import Reduction
 from spikezip.errors import ConfigError
 from spikezip.models.plan import ATTENTION, make_plan
 
@@ -38,7 +39,8 @@ def depths(model: nn.Module, names: list[str]) -> dict[str, int]:
     """Of every parameter: 0 for embeddings, 1 … n for the n blocks, n + 1 for what comes after.
 
     Parameters between blocks (Swin's merging of patches) count with the block before them. A head comes after all
-    blocks, even where its class lists it first (XLM-RoBERTa).
+    blocks, even where its class lists it first (XLM-RoBERTa). A reduction of input channels stands first but is new,
+    as the head is: it counts with what comes last.
     """
     body = getattr(model, "base_model_prefix", "")
     body = f"{body}." if body and hasattr(model, body) else ""
@@ -46,7 +48,11 @@ def depths(model: nn.Module, names: list[str]) -> dict[str, int]:
     seen = 0
     numbers = {name: i for i, name in enumerate(names, start=1)}
     last = len(names) + 1
+    new = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Reduction))
     for parameter, _ in model.named_parameters():
+        if parameter.startswith(new):
+            found[parameter] = last
+            continue
         block = next((name for name in names if parameter.startswith(name + ".")), None)
         if block is not None:
             seen = numbers[block]
@@ -62,8 +68,22 @@ def dropping_paths(model: Any, rate: float) -> Iterator[None]:
 
     What a block adds is scaled by 1/(1 − p) for the samples that keep it, so that its expectation stays. transformers'
     own drop path, where an architecture has one, is per branch; this one is per block and serves every architecture
-    whose blocks add to a residual stream.
+    whose blocks add to a residual stream. It stands in for their own, which is off meanwhile: a published Swin brings
+    0.1 of its own, and both together would be twice what was asked for. So with a rate of 0 nothing is left out.
     """
+    own = {module: module.drop_prob for module in model.modules() if type(module).__name__.endswith("DropPath")}
+    try:
+        for module in own:
+            module.drop_prob = 0.0
+        with _left_out(model, rate):
+            yield
+    finally:
+        for module, probability in own.items():
+            module.drop_prob = probability
+
+
+@contextmanager
+def _left_out(model: Any, rate: float) -> Iterator[None]:
     if rate == 0:
         yield
         return

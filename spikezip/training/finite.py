@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from spikezip.errors import SpikezipError
 from spikezip.quant.site import Site
 from spikezip.quant.synapse import QuantSynapse
+from spikezip.training.sharded import gathered, local, plain_name
+from spikezip.training.together import any_process, first_said
 
 
 class DivergedError(SpikezipError):
@@ -24,7 +26,6 @@ class FiniteGuard:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.waiting: deque[tuple[Tensor, Any]] = deque()  # flags, and the events after which they can be read
         self.norm: Tensor | None = None
         optimizer.register_step_pre_hook(self._look)
@@ -36,8 +37,9 @@ class FiniteGuard:
     def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         norm, self.norm = self.norm, None
         if norm is None:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # sharded over processes
+            parameters = (p for group in optimizer.param_groups for p in group["params"])  # sharding replaces them
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = gathered(norm)
         bad = (~torch.isfinite(norm)).float()
         if all(group.get("fused") for group in optimizer.param_groups):
             optimizer.found_inf = bad
@@ -65,31 +67,37 @@ class FiniteGuard:
 
 
 def find_cause(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> str:
-    """Compute the losses of a step again and say where the first value, forward or backward, was not finite."""
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            return f"the parameter {name} holds values that are not finite"
+    """Compute the losses of a step again and say where the first value, forward or backward, was not finite.
+
+    Processes tell each other what they find after every part: one that returned alone would leave the others waiting.
+    """
+    odd = (plain_name(name) for name, p in model.named_parameters() if not bool(torch.isfinite(local(p)).all()))
+    first = first_said(next(odd, None))
+    if first is not None:
+        return f"the parameter {first} holds values that are not finite"
     forward: list[str] = []
     backward: list[str] = []
     handles = []
     for name, module in model.named_modules():
-        label = f"site {module.name!r}" if isinstance(module, Site) else f"module {name!r}"
+        label = f"site {module.name!r}" if isinstance(module, Site) else f"module {plain_name(name)!r}"
         if isinstance(module, (Site, QuantSynapse)) or not any(True for _ in module.children()):
             handles.append(module.register_forward_hook(_watch(label, forward, backward)))
     try:
         for compute in losses:
             with torch.enable_grad():
                 loss = compute()
-                if forward:
-                    return f"{forward[0]} is the first value that is not finite"
-                if not bool(torch.isfinite(loss)):
+                first = first_said(forward[0] if forward else None)
+                if first is not None:
+                    return f"{first} is the first value that is not finite"
+                if any_process(not bool(torch.isfinite(loss)), loss.device):
                     return "every site is finite; the loss itself is not: look at the labels and the head"
                 loss.backward()
-            if backward:
-                return f"the gradient at {backward[0]} is the first, on the way back, that is not finite"
-        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        if not bool(torch.isfinite(torch.nn.utils.get_total_norm(grads.values()))):
-            name = max(grads, key=lambda name: float(grads[name].abs().max()))
+            first = first_said(backward[0] if backward else None)
+            if first is not None:
+                return f"the gradient at {first} is the first, on the way back, that is not finite"
+        grads = {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+        if not bool(torch.isfinite(gathered(torch.nn.utils.get_total_norm(grads.values())))):
+            name = max(grads, key=lambda name: float(gathered(grads[name].abs().max())))
             return f"every value is finite, but the gradients are so large, that of {name} most, that their norm is not"
     finally:
         for handle in handles:

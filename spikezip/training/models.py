@@ -1,5 +1,7 @@
 """Float models for training: loaded with a head for the data, made from scratch, given ReLU, dropout or none."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,13 @@ from transformers import (
 )
 
 from spikezip.adoption import own_class
+from spikezip.checkpoint.format import MANIFEST
+from spikezip.checkpoint.locate import locate
+from spikezip.checkpoint.read import load
 from spikezip.data.base import TEXT, Data
-from spikezip.errors import ConfigError
+from spikezip.data.pixels import Pixels
+from spikezip.errors import CheckpointError, ConfigError
+from spikezip.quant.model import QuantizedModel
 from spikezip.training.recipe import ModelSettings
 
 # How the architectures call the activation of their MLP, and their dropout probabilities.
@@ -36,11 +43,14 @@ DROPOUT_KEYS = (
 )
 # Pretrained as one type, used as another: masked autoencoders are a ViT with a decoder that is thrown away.
 RELATED = {"vit_mae": "vit"}
+PREPROCESSOR = "preprocessor_config.json"
 
 
 def make_model(settings: ModelSettings, data: Data) -> PreTrainedModel:
-    """The model of a recipe, with an output per class of the data."""
+    """The model of a recipe, with an output per class of the data; a folder may also hold a quantized network."""
     settings.check_known()
+    if settings.path is not None and Path(settings.path, MANIFEST).is_file():
+        return _quantized(settings.path, settings.config, data)
     auto = AutoModelForSequenceClassification if data.kind == TEXT else AutoModelForImageClassification
     labels = {
         "num_labels": len(data.classes),
@@ -75,6 +85,20 @@ def make_model(settings: ModelSettings, data: Data) -> PreTrainedModel:
     return model
 
 
+def _quantized(path: str, config: Mapping[str, Any], data: Data) -> QuantizedModel:
+    model = load(path)
+    if not isinstance(model, QuantizedModel):
+        raise ConfigError(f"{path} holds a spiking network; start from the quantized one, which a run leaves in qann/")
+    if config:
+        raise ConfigError(f"model.config.{next(iter(config))}: {path} is quantized already, its settings stay")
+    if model.config.num_labels != len(data.classes):
+        raise ConfigError(
+            f"{path} is quantized already and has {model.config.num_labels} outputs, but {data.name} has "
+            f"{len(data.classes)} classes; start from a float model"
+        )
+    return model
+
+
 def _config(settings: ModelSettings, labels: dict[str, Any]) -> Any:
     try:
         if settings.path is None:
@@ -82,8 +106,9 @@ def _config(settings: ModelSettings, labels: dict[str, Any]) -> Any:
         else:
             known = AutoConfig.from_pretrained(settings.path)
     except (OSError, ValueError, KeyError) as error:
+        remedy = "; --set model=FOLDER names a folder that holds it" if settings.path else ""
         raise ConfigError(
-            f"model {settings.path or settings.type} has no readable config: {str(error).splitlines()[0]}"
+            f"model {settings.path or settings.type} has no readable config: {str(error).splitlines()[0]}{remedy}"
         ) from error
     unknown = [key for key in settings.config if not hasattr(known, key)]
     if unknown:
@@ -140,17 +165,6 @@ def rebuilt(model: PreTrainedModel, settings: dict[str, Any], what: str) -> PreT
     return new.to(model.device, next(model.parameters()).dtype)
 
 
-def positions(config: Any) -> int:
-    """How many tokens a model has positions for. RoBERTa counts positions from behind the padding token's number.
-
-    Example:
-        >>> positions(transformers.RobertaConfig())
-        510
-    """
-    found = int(getattr(config, "max_position_embeddings", None) or 512)
-    return found - (int(config.pad_token_id) + 1 if "roberta" in config.model_type else 0)
-
-
 def find_tokenizer(path: str | Path | None) -> Any:
     """The tokenizer that lies beside a model."""
     if not path:
@@ -163,3 +177,14 @@ def find_tokenizer(path: str | Path | None) -> Any:
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ConfigError(f"no tokenizer found at {path}: its files (tokenizer.json, vocab.txt …) belong there too")
     return tokenizer
+
+
+def find_pixels(path: str | Path | None) -> Pixels | None:
+    """How a pretrained network wants its pixels, where a preprocessor_config.json beside it says so."""
+    if path is None:
+        return None
+    try:
+        file = locate(path, [PREPROCESSOR]) / PREPROCESSOR
+    except CheckpointError:
+        return None  # the model itself could not be found either: its own error says more
+    return Pixels.from_json(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from spikezip.quant.site import Site
 from spikezip.training.depth import blocks, depths
 from spikezip.training.settings import TrainStage
+from spikezip.training.sharded import local
 
 
 def make_optimizer(model: Any, stage: TrainStage) -> torch.optim.AdamW:
@@ -21,7 +22,7 @@ def make_optimizer(model: Any, stage: TrainStage) -> torch.optim.AdamW:
             continue
         rate = stage.peak_learning_rate * stage.layer_decay ** (len(names) + 1 - depth[name])
         rate *= stage.scale_learning_rate if name in scales else 1.0
-        decays = parameter.ndim > 1 and "position_embedding" not in name and "cls_token" not in name
+        decays = parameter.ndim > 1 and "position" not in name and "cls_token" not in name
         groups.setdefault((rate, stage.weight_decay if decays else 0.0), []).append(parameter)
     optimizer = torch.optim.AdamW(
         [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()],
@@ -49,17 +50,20 @@ def keep_scales_positive(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
         >>> site.scale.item()
         0.5
     """
-    scales = [m.scale for m in model.modules() if isinstance(m, Site)]
-    if not scales:
+    sites = [m for m in model.modules() if isinstance(m, Site)]
+    if not sites:
         return
     before: list[Tensor] = []
 
+    def scales() -> list[Tensor]:
+        return [local(site.scale) for site in sites]  # asked anew: sharding replaces parameters
+
     def remember(optimizer: Any, args: Any, kwargs: Any) -> None:
-        before[:] = torch._foreach_mul([scale.detach() for scale in scales], 0.5)
+        before[:] = torch._foreach_mul(scales(), 0.5)
 
     def limit(optimizer: Any, args: Any, kwargs: Any) -> None:
         with torch.no_grad():
-            torch._foreach_maximum_([scale.detach() for scale in scales], before)
+            torch._foreach_maximum_(scales(), before)
 
     optimizer.register_step_pre_hook(remember)
     optimizer.register_step_post_hook(limit)

@@ -4,8 +4,10 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ from accelerate import PartialState
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
+from spikezip.adoption import own_class
 from spikezip.checkpoint.read import load
 from spikezip.checkpoint.write import save
 from spikezip.convert import convert
-from spikezip.data import Pixels, open_data, tokenize
-from spikezip.data.base import TEXT, Data, Split
+from spikezip.data import Pixels, open_data, takes, tokenize
+from spikezip.data.base import IMAGES, TEXT, Data, Split
 from spikezip.data.reduction import add_reduction, fold_reduction, has_reduction
+from spikezip.data.tokens import positions
 from spikezip.errors import ConfigError
 from spikezip.measure.agreement import agreement
 from spikezip.measure.certificate import Certificate
@@ -44,9 +48,11 @@ from spikezip.training.callbacks import (
 )
 from spikezip.training.depth import dropping_paths
 from spikezip.training.folder import METRICS, RESULTS, RunFolder, versions, write_json
-from spikezip.training.models import find_tokenizer, make_model, positions, rebuilt, set_dropout, with_relu
+from spikezip.training.graphs import attention_without_waiting
+from spikezip.training.models import find_pixels, find_tokenizer, make_model, rebuilt, set_dropout, with_relu
 from spikezip.training.recipe import ModelSettings, Recipe, load_recipe
 from spikezip.training.settings import TrainStage
+from spikezip.training.sharded import check_launcher
 from spikezip.training.trainer import StageTrainer, arguments_for
 
 MODEL = "model"
@@ -118,13 +124,15 @@ def train(
     if isinstance(model, str):
         recipe, model = replace(recipe, model=ModelSettings(path=model, config=recipe.model.config)), None
     folder = Path(output or recipe.output or Path("runs", recipe.name))
+    check_launcher(recipe.precision)
     state = PartialState(cpu=cpu, timeout=PATIENCE)
     if data is None:
         if recipe.data.name is None or recipe.data.source is None:
             raise ConfigError("no data: name it with data.name and data.source (--set data=FOLDER), or pass data=")
-        data = open_data(
-            recipe.data.name, recipe.data.source, seed=0, limit=recipe.data.limit, **dict(recipe.data.options)
-        )
+        options = dict(recipe.data.options)
+        if recipe.data.image_size is not None and takes(recipe.data.name, "image_size"):
+            options.setdefault("image_size", recipe.data.image_size)  # pictures are cut to size when they are read
+        data = open_data(recipe.data.name, recipe.data.source, seed=0, limit=recipe.data.limit, **options)
     with state.main_process_first():  # the others find the folder begun
         held = RunFolder(folder, recipe, resume=resume or not state.is_main_process, writes=state.is_main_process)
     run = _Run(recipe, data, held, state, cpu, tokenizer, progress)
@@ -148,7 +156,13 @@ class _Run:
         set_seed(self.recipe.seed)
         model = make_model(self.recipe.model, self.data) if given is None else copy.deepcopy(given)
         self._prepare_data(model)
-        if isinstance(model, QuantizedModel) and (stages.finetune or stages.relu or stages.quantize):
+        if isinstance(model, QuantizedModel):
+            asked = stages.quantize.quant_config() if stages.quantize is not None else model.quant_config
+            if asked != model.quant_config:
+                raise ConfigError(
+                    f"the network is quantized, as {model.quant_config.to_json()}, but stages.quantize asks for "
+                    f"{asked.to_json()}; start from the float model, or set quantize=null"
+                )
             stages = replace(stages, finetune=None, relu=None, quantize=None)  # it has them behind it
         teacher: Any = None
         if not isinstance(model, QuantizedModel):
@@ -192,10 +206,27 @@ class _Run:
                 if settings.max_length is not None and settings.max_length > room:
                     raise ConfigError(f"data.max_length is {settings.max_length}, but the model has {room} positions")
                 with self.state.main_process_first():
-                    self.data = tokenize(self.data, self.tokenizer, settings.max_length or room, token_cache())
+                    self.data = tokenize(
+                        self.data,
+                        self.tokenizer,
+                        settings.max_length or room,
+                        token_cache(),
+                        types="token_type_ids" in signature(own_class(model).forward).parameters,
+                    )
             return
-        size = settings.image_size or getattr(model.config, "image_size", None)
-        self.pixels = Pixels(size, self.data.mean, self.data.std)
+        own = getattr(model.config, "image_size", None)
+        takes_any = "swin" in str(model.config.model_type)
+        if settings.image_size is not None and own not in (None, settings.image_size) and not takes_any:
+            raise ConfigError(
+                f"data.image_size is {settings.image_size}, but the model takes {own} pixels per side; set {own}, "
+                "or start from a model of that size"
+            )
+        # A pretrained network goes on seeing pixels scaled as it has learned them.
+        known = find_pixels(self.recipe.model.path)
+        mean, std = (known.mean, known.std) if known is not None else (self.data.mean, self.data.std)
+        if self.data.kind != IMAGES:
+            mean, std = self.data.mean, self.data.std
+        self.pixels = Pixels(settings.image_size or own, mean, std)
 
     def _other_channels(self, model: PreTrainedModel) -> int | None:
         """The channels of the data, if the model takes another number: a 1×1 convolution then brings them together."""
@@ -266,11 +297,13 @@ class _Run:
             teacher=teacher,
             callbacks=callbacks,
         )
-        with stop.listening(), dropping_paths(model, settings.drop_path):
+        # Those that look at their masks wait for the GPU in every step, and cannot be recorded.
+        waiting = attention_without_waiting(model, teacher) if self.data.kind == TEXT else nullcontext()
+        with stop.listening(), dropping_paths(model, settings.drop_path), waiting:
             trainer.train(resume_from_checkpoint=self.folder.checkpoint(name))
         for board in boards:  # closed by now: an evaluation after the end would open another
             trainer.remove_callback(board)
-        if stop.asked:
+        if stop.anybody(self.state.device):
             raise InterruptedRunError(
                 f"stopped in stage {name} at step {trainer.state.global_step} of {trainer.state.max_steps}; "
                 f"saved in {folder}. --resume (resume=True) goes on from there"
@@ -287,6 +320,12 @@ class _Run:
             teacher = make_model(ModelSettings(path=settings.distill.teacher), self.data)
             if getattr(teacher, "has_new_head", False):
                 raise ConfigError(f"{name}.distill.teacher: {settings.distill.teacher} has no head for these classes")
+            channels = self._other_channels(teacher)
+            if channels is not None:
+                raise ConfigError(
+                    f"{name}.distill.teacher: {settings.distill.teacher} takes {teacher.config.num_channels} channels, "
+                    f"the data has {channels}"
+                )
             return teacher
         if previous is None:
             raise ConfigError(
@@ -296,7 +335,6 @@ class _Run:
         return copy.deepcopy(previous)
 
     def _finish_stage(self, name: str, trainer: StageTrainer) -> Any:
-        model: Any = trainer.accelerator.unwrap_model(trainer.model)
         history = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
         test = trainer.evaluate(eval_dataset=self.data.test, metric_key_prefix="test")
         metrics = {
@@ -310,6 +348,7 @@ class _Run:
             "kept": trainer.stage.keep,
             "chosen_on_test": trainer.stage.keep == "best" and self.data.validation is self.data.test,
         }
+        model = trainer.result()
         if isinstance(model, QuantizedModel):
             metrics["grid_agreement"] = test["test_grid_agreement"]
             metrics["smallest_scale"] = min(float(site.scale.detach().min()) for site in model.sites.values())
@@ -449,6 +488,7 @@ class _Run:
         if self.state.is_main_process:
             figures = {
                 "recipe": self.recipe.name,
+                "note": self.recipe.note,
                 "seed": self.recipe.seed,
                 "data": {"name": self.data.name, "note": self.data.note},
                 "metrics": json.loads(json.dumps(self.metrics)),

@@ -56,15 +56,16 @@ class TrainStage(Settings):
         schedule: how the rate falls afterwards.
         clip: largest norm of the gradient; 0 is off.
         label_smoothing: the share of a label that is spread over all classes.
-        drop_path: probability of leaving out a block's branch; it rises with depth from 0 to this.
+        drop_path: probability of leaving out a block, for a sample; it rises with depth from 0 to this, and replaces
+            the model's own.
         dropout: replaces the model's own dropout probabilities.
         augmentation: how samples are varied.
         distill: a teacher beside the labels.
         evaluate_every: epochs between two evaluations; 0 is only at the end.
         keep: the network of the last step, or the one with the best validation accuracy.
         compile: run the float model through torch.compile.
-        graphs: on one GPU, replay forward and backward passes of the quantized network as CUDA graphs, one per shape of
-            a batch: launching its many small kernels would take longer than running them. Only for `qat`.
+        graphs: on one GPU, replay forward and backward passes as CUDA graphs, one per shape of a batch: launching many
+            small kernels takes longer than running them. Memory for one forward pass per shape is kept.
         scale_learning_rate: factor of the learning rate for the scales of sites; only for `qat`.
 
     Example:

@@ -1,5 +1,6 @@
 """transformers' Trainer with what quantization-aware training needs besides: everything else is theirs."""
 
+import copy
 import hashlib
 import os
 from collections import deque
@@ -22,10 +23,12 @@ from spikezip.errors import ConfigError
 from spikezip.measure.agreement import agreement
 from spikezip.quant.model import QuantizedModel
 from spikezip.training.finite import DivergedError, FiniteGuard, find_cause
-from spikezip.training.graphs import GraphedForward
+from spikezip.training.graphs import GraphedAnswers, GraphedForward
 from spikezip.training.losses import distillation_loss, label_loss
 from spikezip.training.optimizer import make_optimizer
 from spikezip.training.settings import TrainStage
+from spikezip.training.sharded import check_sharded, fill, prepare_sharding, require_sharding
+from spikezip.training.together import find_unused, require_scales
 
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 WEIGHTS = "model.safetensors"
@@ -52,6 +55,7 @@ class StageTrainer(Trainer):
         self.augment = None if pixels is None else Augment(stage.augmentation, classes)
         self.guard: FiniteGuard | None = None
         self.forward = GraphedForward(model, lambda: self.compute_loss_context_manager())
+        self.answers = GraphedAnswers(teacher, lambda: self.accelerator.autocast())
         self.graphed = stage.graphs
         self.steps: deque[list[dict[str, Any]]] = deque(maxlen=3)  # the batches of the latest steps, by their parts
         self.optimizer: Any = None
@@ -71,8 +75,37 @@ class StageTrainer(Trainer):
         if teacher is not None:
             teacher.requires_grad_(False)
             teacher.eval().to(self.args.device)
+        self.whole: Any = None
+        require_sharding(self.is_fsdp_enabled)
+        if self.args.world_size > 1:
+            require_scales(model)
+        if self.is_fsdp_enabled:
+            self.whole = copy.deepcopy(model).cpu()  # sharding changes the model for good
+            prepare_sharding(self.accelerator.state.fsdp_plugin, model, stage.drop_path)
+        elif self.accelerator.ddp_handler is not None and self.args.world_size > 1:
+            # Looking for them costs a walk over the graph in every step, and few models have any.
+            self.accelerator.ddp_handler.find_unused_parameters = bool(find_unused(model, self._first_inputs()))
+
+    def result(self) -> Any:
+        """The network as it is now, whole. All processes must ask."""
+        if self.whole is None:
+            return self.accelerator.unwrap_model(self.model)
+        fill(self.whole, self.model)
+        return self.whole.to(self.args.device)
 
     # ---- what a step sees ----
+
+    def _first_inputs(self) -> dict[str, Any]:
+        self.model.eval()  # no augmentation, and no random numbers for it
+        inputs = self._prepare_inputs(self.train_dataset.__getitems__(range(2)))
+        return {name: value for name, value in inputs.items() if name != "labels"}
+
+    def compute_loss_context_manager(self) -> Any:
+        stack = super().compute_loss_context_manager()
+        if self.is_fsdp_enabled and self.args.bf16:
+            # accelerate leaves it to FSDP's mixed precision, which is off. A cache would keep all weights gathered.
+            stack.enter_context(torch.autocast(self.args.device.type, torch.bfloat16, cache_enabled=False))
+        return stack
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         # An epoch is whole batches: without this the Trainer makes one more step of what is left of an accumulation.
@@ -102,20 +135,23 @@ class StageTrainer(Trainer):
             loss = label_loss(logits, labels, self.stage.label_smoothing)
             distill = self.stage.distill
             if self.teacher is not None and distill is not None:
-                with torch.no_grad():
-                    target = self.teacher(**inputs).logits
+                target = self.answers(inputs) if self.uses_graphs(model) else self.answer(inputs)
                 loss = loss + distill.weight * distillation_loss(logits, target, distill.temperature)
         return (loss, {"logits": logits}) if return_outputs else loss
 
-    def uses_graphs(self, model: Any) -> bool:
-        """On one GPU, without accumulation: its gradients would be overwritten.
+    @torch.no_grad()
+    def answer(self, inputs: dict[str, Any]) -> Tensor:
+        """The teacher's logits, in the precision of training."""
+        with self.accelerator.autocast():
+            logits: Tensor = self.teacher(**inputs).logits
+        return logits
 
-        Not for float text models: those look at their masks, which a graph cannot.
-        """
+    def uses_graphs(self, model: Any) -> bool:
+        """On one GPU, without accumulation: its gradients would be overwritten."""
         return (
             self.graphed
             and model is self.model
-            and (isinstance(model, QuantizedModel) or self.pixels is not None)
+            and not self.is_fsdp_enabled
             and self.args.device.type == "cuda"
             and self.args.gradient_accumulation_steps == 1
         )
@@ -201,6 +237,7 @@ class StageTrainer(Trainer):
         torch.save(self.args, folder / "training_args.bin")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        check_sharded(Path(resume_from_checkpoint), self.is_fsdp_enabled)
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return

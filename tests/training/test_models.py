@@ -7,11 +7,12 @@ import pytest
 import torch
 import toys
 import transformers
-import zoo
 from torch import nn
 
+import zoo
+from spikezip.data.tokens import positions
 from spikezip.errors import ConfigError
-from spikezip.training.models import find_tokenizer, make_model, positions, set_dropout, with_relu
+from spikezip.training.models import find_tokenizer, make_model, set_dropout, with_relu
 from spikezip.training.recipe import ModelSettings
 
 DATA = toys.images(train=8, test=8)

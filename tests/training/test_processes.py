@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from spikezip.training import Trained
+from spikezip.training import Trained, callbacks
+from spikezip.training.callbacks import StopOnSignal
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,9 @@ def test_it_is_the_network_of_one_process(home: Path, one: Trained, ranks: list[
 
 def test_only_the_first_writes(home: Path, one: Trained) -> None:
     def files(folder: Path) -> list[str]:
-        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        # TensorBoard puts time, machine and process into the names of its files.
+        found = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        return sorted(name.split(".tfevents.")[0] for name in found)
 
     assert files(home / "two") == files(one.folder)
 
@@ -85,6 +89,24 @@ def test_only_the_first_writes(home: Path, one: Trained) -> None:
 def test_a_signal_to_one_stops_both(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["interrupted"].startswith("stopped in stage relu at step 4 of 6; saved in ")
+
+
+@pytest.mark.parametrize(("processes", "steps", "every"), [(1, 5000, 1), (2, 50, 1), (2, 500, 5), (2, 5000, 10)])
+def test_long_runs_ask_seldom(processes: int, steps: int, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, step, asked = StopOnSignal(), 0, []
+
+    def ask(flag: bool, device: Any) -> bool:
+        asked.append(step)
+        return step == 2 * every
+
+    monkeypatch.setattr(callbacks, "any_process", ask)
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    while not control.should_training_stop:
+        step += 1
+        state = SimpleNamespace(global_step=step, max_steps=steps)
+        stop.on_step_end(SimpleNamespace(world_size=processes, device="cpu"), state, control)
+    assert asked == [every, 2 * every]
+    assert control.should_save
 
 
 def test_both_go_on_bit_for_bit(ranks: list[dict[str, Any]]) -> None:

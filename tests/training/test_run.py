@@ -251,3 +251,26 @@ def test_validation_and_test_are_told_apart(tmp_path: Path, workers: int) -> Non
     assert relu["accuracy"] == (found == data.test.labels).double().mean().item()
     assert relu["validation_accuracy"] == (found[:21] == others.labels).double().mean().item()
     assert relu["accuracy"] > relu["validation_accuracy"] + 0.5
+
+
+def test_sizes_that_do_not_fit_are_said_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.image_size is 16, but the model takes 8 pixels per side"):
+        recipe = {"name": "toy", "stages": {"relu": toys.stage()}, "data": {"image_size": 16}}
+        train(toys.vit(), recipe, data=toys.images(), output=tmp_path / "run", cpu=True)
+
+
+def test_a_quantized_network_keeps_its_own_settings(images: Watched, tmp_path: Path) -> None:
+    stages = {"quantize": {"levels": 64}, "qat": toys.stage()}
+    with pytest.raises(ConfigError, match="the network is quantized, as .*; start from the float model"):
+        toys.run(images[0].qann, stages, toys.images(), tmp_path / "run")
+
+
+def test_a_pretrained_network_goes_on_seeing_pixels_as_it_knows_them(tmp_path: Path) -> None:
+    toys.vit(hidden_act="relu").save_pretrained(tmp_path / "vit")
+    known = {"do_normalize": True, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(known))
+    stages = {"quantize": {"levels": 16, "batches": 1}}
+    result = toys.run(str(tmp_path / "vit"), stages, toys.images(64, 32), tmp_path / "run")
+    written = json.loads((result.folder / "qann" / "preprocessor_config.json").read_text())
+    assert written["image_mean"] == known["image_mean"]
+    assert written["image_std"] == known["image_std"]

@@ -94,7 +94,7 @@ def test_what_is_said_at_the_end(home: Path, ran: Result) -> None:
     assert f"{100 * results['relu']['accuracy']:.2f} %" in said["float, ReLU"]
     assert f"{100 * results['qann']['accuracy']:.2f} %" in said["QANN"]
     assert f"{100 * results['snn']['accuracy_at']['8']:.2f} %" in said["SNN at T = 8"]
-    assert said["certificate"].split(maxsplit=1)[1] == f"exact, {results['snn']['samples']} samples"
+    assert said["certificate"].split(maxsplit=1)[1].strip() == f"exact, {results['snn']['samples']} samples"
     assert "98.70 % (a paper, table 1)" in said["expected: SNN"]
     last = ran.stdout.splitlines()[-1]
     assert last == f"everything is in {home / 'run'}: qann/, snn/, results.json, metrics.jsonl, recipe.yaml"
