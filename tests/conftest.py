@@ -7,6 +7,9 @@ import pytest
 import torch
 from transformers.utils import logging
 
+# They hold no examples, and two modules of one name cannot both be collected for them.
+collect_ignore = ["conftest.py", "cli/conftest.py"]
+
 sys.path.insert(0, str(Path(__file__).parent))
 logging.set_verbosity_error()
 
