@@ -62,6 +62,15 @@ def depths(model: nn.Module, names: list[str]) -> dict[str, int]:
     return found
 
 
+def check_drop_path(model: Any, rate: float) -> None:
+    """Refuse to leave out blocks of a model whose blocks do not add to a residual stream."""
+    if rate and model.config.model_type in POST_NORM:
+        raise ConfigError(
+            f"drop_path={rate}: {model.config.model_type} normalises behind its residual sums, a block cannot be left "
+            "out; set drop_path to 0 and use dropout"
+        )
+
+
 @contextmanager
 def dropping_paths(model: Any, rate: float) -> Iterator[None]:
     """In training, leave out the whole of a block for some samples; the probability rises with depth up to `rate`.
@@ -87,11 +96,7 @@ def _left_out(model: Any, rate: float) -> Iterator[None]:
     if rate == 0:
         yield
         return
-    if model.config.model_type in POST_NORM:
-        raise ConfigError(
-            f"drop_path={rate}: {model.config.model_type} normalises behind its residual sums, a block cannot be left "
-            "out; set drop_path to 0 and use dropout"
-        )
+    check_drop_path(model, rate)
     names = blocks(model)
     handles = []
     for i, name in enumerate(names):

@@ -19,6 +19,7 @@ from spikezip.measure.certificate import Certificate
 from spikezip.quant.model import QuantizedModel
 from spikezip.simulate.model import SpikingModel
 from spikezip.training.callbacks import Watcher
+from spikezip.training.check import check_stages
 from spikezip.training.conversion import convert_stage, finish_qann, quantize_stage
 from spikezip.training.folder import RESULTS, RunFolder, versions, write_json
 from spikezip.training.inputs import Inputs
@@ -124,10 +125,11 @@ def _carry_out(work: Work, given: Any) -> Trained:
                 f"{asked.to_json()}; start from the float model, or set quantize=null"
             )
         stages = replace(stages, finetune=None, relu=None, quantize=None)  # it has them behind it
+    trained_head = given is not None or not getattr(model, "has_new_head", work.recipe.model.path is None)
+    check_stages(work, model, trained_head)
     teacher: Any = None
     if not isinstance(model, QuantizedModel):
         channels = work.inputs.other_channels(model)
-        trained_head = given is not None or not getattr(model, "has_new_head", work.recipe.model.path is None)
         for name, settings in (("finetune", stages.finetune), ("relu", stages.relu)):
             if settings is None:
                 continue
@@ -144,15 +146,11 @@ def _carry_out(work: Work, given: Any) -> Trained:
     if stages.quantize is not None:
         model = quantize_stage(work, model)
     if stages.qat is not None:
-        if not isinstance(model, QuantizedModel):
-            raise ConfigError("stages.qat needs a quantized network: add a quantize stage")
         model = train_stage(work, QAT, model, stages.qat, teacher)
     result = Trained(model, work.metrics, work.folder.path)
     if isinstance(model, QuantizedModel):
         finish_qann(work, model)
     if stages.convert is not None:
-        if not isinstance(model, QuantizedModel):
-            raise ConfigError("stages.convert needs a quantized network: add a quantize stage")
         result.snn, result.certificate = convert_stage(work, model)
     _write_results(work)
     return result

@@ -41,8 +41,6 @@ def train_stage(work: Work, name: str, model: Any, settings: TrainStage, previou
     if finished is not None:
         work.metrics[name] = finished
         return work.load_stage(name, model)
-    if settings.compile and isinstance(model, QuantizedModel):
-        raise ConfigError("qat.compile: compilers reorder sums, and codes would differ; leave it off")
     teacher = _teacher(work, name, settings, previous)
     set_dropout(model, settings.dropout)
     arguments = arguments_for(
@@ -103,12 +101,7 @@ def _teacher(work: Work, name: str, settings: TrainStage, previous: Any) -> Any:
                 f"the data has {channels}"
             )
         return teacher
-    if previous is None:
-        raise ConfigError(
-            f"{name}.distill: the network before this stage cannot teach, its head is not trained on these classes "
-            f"(or it is quantized already). Add a stage before it, name a teacher, or set {name}.distill=null"
-        )
-    return copy.deepcopy(previous)
+    return copy.deepcopy(previous)  # `check` saw to it that there is one
 
 
 def _finish(work: Work, name: str, trainer: StageTrainer) -> Any:

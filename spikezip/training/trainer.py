@@ -278,10 +278,14 @@ class Dice(Split):
             return self.split.__getitems__(indices)
 
 
-def arguments_for(
-    stage: TrainStage, folder: Path, samples: int, *, processes: int, seed: int, precision: str, workers: int, cpu: bool
-) -> TrainingArguments:
-    """The Trainer's arguments for a stage: global batch → per device and accumulation, epochs → steps."""
+def share_batch(stage: TrainStage, samples: int, processes: int) -> tuple[int, int]:
+    """The global batch as samples per device and pass, and passes per step.
+
+    Example:
+        >>> stage = TrainStage(epochs=1, batch_size=64, micro_batch_size=8, learning_rate=1e-3)
+        >>> share_batch(stage, samples=1000, processes=2)
+        (8, 4)
+    """
     batch, micro = stage.batch_size, stage.micro_batch_size
     if batch % processes:
         raise ConfigError(f"batch_size {batch} cannot be divided among {processes} processes")
@@ -290,7 +294,14 @@ def arguments_for(
         raise ConfigError(f"micro_batch_size {per_device} × {processes} processes does not divide batch_size {batch}")
     if samples < batch:
         raise ConfigError(f"batch_size {batch} is more than the {samples} training samples; make it smaller")
-    accumulate = batch // (per_device * processes)
+    return per_device, batch // (per_device * processes)
+
+
+def arguments_for(
+    stage: TrainStage, folder: Path, samples: int, *, processes: int, seed: int, precision: str, workers: int, cpu: bool
+) -> TrainingArguments:
+    """The Trainer's arguments for a stage: global batch → per device and accumulation, epochs → steps."""
+    per_device, accumulate = share_batch(stage, samples, processes)
     # Batches that are not full are left out, so that every step is a mean over the same number of samples.
     per_epoch = (samples // (per_device * processes)) // accumulate
     total = max(1, round(per_epoch * stage.epochs))

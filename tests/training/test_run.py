@@ -204,7 +204,7 @@ def test_calibration_alone_is_a_run(images: Watched, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stages", "says"),
     [
-        ({"qat": toys.stage()}, r"stages\.qat needs a quantized network: add a quantize stage"),
+        ({"qat": toys.stage()}, r"stages\.qat and .* need a quantized network: add a quantize stage"),
         ({"quantize": True, "qat": toys.stage(compile=True)}, "compilers reorder sums"),
         ({"relu": toys.stage(), "quantize": True, "convert": True}, "is more than the 16 training samples"),
     ],
@@ -251,6 +251,22 @@ def test_validation_and_test_are_told_apart(tmp_path: Path, workers: int) -> Non
     assert relu["accuracy"] == (found == data.test.labels).double().mean().item()
     assert relu["validation_accuracy"] == (found[:21] == others.labels).double().mean().item()
     assert relu["accuracy"] > relu["validation_accuracy"] + 0.5
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ({"quantize": {"sites": {"*.nowhere": {"levels": 8}}}}, "no site matches '\\*.nowhere'"),
+        ({"quantize": {"embedding_bits": 8}}, "embedding_bits"),
+        ({"quantize": True, "qat": toys.stage(batch_size=512)}, "qat: batch_size 512 is more than the 64 training"),
+        ({"quantize": True, "qat": toys.stage(compile=True)}, "compilers reorder sums"),
+        ({"convert": True}, "need a quantized network"),
+    ],
+)
+def test_a_mistake_in_the_last_stage_is_found_before_the_first(tmp_path: Path, last: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        toys.run(toys.vit(), {"relu": toys.stage(), **last}, toys.images(64, 32), tmp_path / "run")
+    assert not (tmp_path / "run" / "relu").exists()
 
 
 def test_sizes_that_do_not_fit_are_said_before_training(tmp_path: Path) -> None:
