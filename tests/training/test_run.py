@@ -270,14 +270,14 @@ def test_a_mistake_in_the_last_stage_is_found_before_the_first(tmp_path: Path, l
 
 
 def test_sizes_that_do_not_fit_are_said_before_training(tmp_path: Path) -> None:
+    recipe = {"name": "toy", "stages": {"relu": toys.stage()}, "data": {"image_size": 16}}
     with pytest.raises(ConfigError, match=r"data\.image_size is 16, but the model takes 8 pixels per side"):
-        recipe = {"name": "toy", "stages": {"relu": toys.stage()}, "data": {"image_size": 16}}
         train(toys.vit(), recipe, data=toys.images(), output=tmp_path / "run", cpu=True)
 
 
 def test_a_quantized_network_keeps_its_own_settings(images: Watched, tmp_path: Path) -> None:
     stages = {"quantize": {"levels": 64}, "qat": toys.stage()}
-    with pytest.raises(ConfigError, match="the network is quantized, as .*; start from the float model"):
+    with pytest.raises(ConfigError, match=r"the network is quantized, as .*; start from the float model"):
         toys.run(images[0].qann, stages, toys.images(), tmp_path / "run")
 
 
