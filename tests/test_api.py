@@ -6,8 +6,8 @@ import sys
 import warnings
 
 import pytest
+import tiny_models
 import torch
-import zoo
 from transformers.modeling_outputs import ImageClassifierOutput
 
 import spikezip
@@ -17,15 +17,15 @@ VIT, BERT = "ViTForImageClassification", "BertForSequenceClassification"
 
 @pytest.fixture(scope="module")
 def vit() -> tuple:
-    model = zoo.make(VIT)
-    batch = zoo.inputs(model)
+    model = tiny_models.make(VIT)
+    batch = tiny_models.inputs(model)
     qann = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16)), [batch]).eval()
     return model, qann, spikezip.convert(qann), batch
 
 
 def test_the_float_model_is_untouched(vit: tuple) -> None:
     model, qann, _, batch = vit
-    fresh = zoo.make(VIT)
+    fresh = tiny_models.make(VIT)
     assert [n for n, _ in model.named_modules()] == [n for n, _ in fresh.named_modules()]
     assert torch.equal(model(**batch).logits, fresh(**batch).logits)
     assert model.config._attn_implementation != "spikezip"
@@ -55,8 +55,8 @@ def test_pipelines_run_unchanged(vit: tuple) -> None:
     """A transformers pipeline takes the network as it takes the float model."""
     from transformers import pipeline
 
-    model = zoo.make(BERT)
-    batch = zoo.inputs(model)
+    model = tiny_models.make(BERT)
+    batch = tiny_models.inputs(model)
     snn = spikezip.convert(spikezip.calibrate(spikezip.quantize(model), [batch]))
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -193,10 +193,10 @@ def test_levels_and_ranges_by_name_pattern(vit: tuple) -> None:
 
 def test_functions_that_are_not_spike_friendly_are_named() -> None:
     with pytest.warns(UserWarning, match="GELUActivation"):
-        spikezip.quantize(zoo.make("DeiTForImageClassification"))
+        spikezip.quantize(tiny_models.make("DeiTForImageClassification"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        spikezip.quantize(zoo.make(VIT))
+        spikezip.quantize(tiny_models.make(VIT))
 
 
 def bad_pixels(value: float) -> dict[str, torch.Tensor]:
@@ -280,8 +280,8 @@ def test_importing_is_light() -> None:
 
 def test_outputs_are_plain_tensors() -> None:
     """What a network returns can be pickled and copied without dragging the network along."""
-    model = zoo.make("ViTModel")
-    batch = zoo.inputs(model)
+    model = tiny_models.make("ViTModel")
+    batch = tiny_models.inputs(model)
     qann = spikezip.calibrate(spikezip.quantize(model), [batch]).eval()
     with torch.no_grad():
         assert not qann(**batch).last_hidden_state.__dict__

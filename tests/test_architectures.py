@@ -3,8 +3,8 @@
 from itertools import product
 
 import pytest
+import tiny_models
 import torch
-import zoo
 
 import spikezip
 from spikezip.simulate.outputs import primary
@@ -20,15 +20,17 @@ SETTINGS = [
     (32, 16, "rate", 1, 3),
     (256, 8, "analog", 40, 7),
 ]
-CASES = [(name, SETTINGS[(i + shift) % len(SETTINGS)]) for (i, name), shift in product(enumerate(zoo.HEADS), (0, 3))]
-CASES += [(name, SETTINGS[(i * 2) % len(SETTINGS)]) for i, name in enumerate(zoo.BACKBONES)]
+CASES = [
+    (name, SETTINGS[(i + shift) % len(SETTINGS)]) for (i, name), shift in product(enumerate(tiny_models.HEADS), (0, 3))
+]
+CASES += [(name, SETTINGS[(i * 2) % len(SETTINGS)]) for i, name in enumerate(tiny_models.BACKBONES)]
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES, ids=[f"{n}-{'-'.join(map(str, s))}" for n, s in CASES])
 def test_snn_equals_qann(name: str, setting: tuple[int, int, str, int, int]) -> None:
     levels, bits, coding, max_spike, chunk = setting
-    model = zoo.make(name)
-    batch = zoo.inputs(model)
+    model = tiny_models.make(name)
+    batch = tiny_models.inputs(model)
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=levels, weight_bits=bits))
     spikezip.calibrate(qann, [batch]).eval()
     snn = spikezip.convert(qann)
@@ -49,10 +51,10 @@ def test_snn_equals_qann(name: str, setting: tuple[int, int, str, int, int]) -> 
     assert single.exact, str(single)
 
 
-@pytest.mark.parametrize("name", list(zoo.HEADS))
+@pytest.mark.parametrize("name", list(tiny_models.HEADS))
 def test_engines_give_equal_spike_trains(name: str) -> None:
-    model = zoo.make(name)
-    batch = zoo.inputs(model)
+    model = tiny_models.make(name)
+    batch = tiny_models.inputs(model)
     snn = spikezip.convert(spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16)), [batch]))
     everything = list(snn.neurons)
     # Stopped in the middle, where the two engines are furthest from where they agree anyway.
@@ -71,14 +73,14 @@ def test_engines_give_equal_spike_trains(name: str) -> None:
             assert torch.equal(run.spike_counts[site], runs[0].spike_counts[site]), site
 
 
-@pytest.mark.parametrize("name", list(zoo.ALL))
+@pytest.mark.parametrize("name", list(tiny_models.ALL))
 def test_attention_function_equals_eager_with_quantizers_off(name: str) -> None:
     """Placing sites changes nothing but the codes: observing only, the copy computes what the float model computes."""
-    model = zoo.make(name)
+    model = tiny_models.make(name)
     if getattr(model.config, "hidden_act", "") == "relu":
         model.config.hidden_act = "gelu"  # the quantizer is the ReLU: switched off, it would be missing
         model = type(model)(model.config).eval()
-    batch = zoo.inputs(model)
+    batch = tiny_models.inputs(model)
     model.set_attn_implementation("eager")
     qann = spikezip.quantize(model, spikezip.QuantConfig(weight_bits=None)).eval()
 

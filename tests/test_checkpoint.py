@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
-import zoo
 from safetensors.torch import load_file, save_file
 
 import spikezip
@@ -18,8 +18,8 @@ SHIPPED = Path(__file__).parent / "data"
 
 
 def networks(name: str, **config: Any) -> tuple:
-    model = zoo.make(name)
-    batch = zoo.inputs(model)
+    model = tiny_models.make(name)
+    batch = tiny_models.inputs(model)
     qann = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16, **config)), [batch]).eval()
     return qann, spikezip.convert(qann), batch
 
@@ -126,7 +126,7 @@ def test_an_edited_manifest_is_noticed(saved: tuple[Path, Path], tmp_path: Path)
 def test_foreign_and_future_folders(saved: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(spikezip.CheckpointError, match="no folder"):
         spikezip.load(tmp_path / "nowhere")
-    zoo.make("ViTModel").save_pretrained(tmp_path / "float")
+    tiny_models.make("ViTModel").save_pretrained(tmp_path / "float")
     with pytest.raises(spikezip.CheckpointError, match=r"no spikezip\.json"):
         spikezip.load(tmp_path / "float")
     with pytest.raises(spikezip.ConfigError, match="did not save"):
@@ -163,7 +163,7 @@ def test_a_name_on_the_hub_is_fetched_and_loaded(
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    batch = zoo.inputs(zoo.make("ViTForImageClassification"))
+    batch = tiny_models.inputs(tiny_models.make("ViTForImageClassification"))
     expected = spikezip.load(saved[1])(**batch).logits
     assert torch.equal(spikezip.load("someone/network")(**batch).logits, expected)
 
@@ -179,7 +179,7 @@ def test_a_gathered_state_dict_is_saved(tmp_path: Path) -> None:
 
 def test_only_networks_of_ours_are_saved(tmp_path: Path) -> None:
     with pytest.raises(spikezip.ConfigError, match="quantized or a spiking network"):
-        spikezip.save(zoo.make("ViTModel"), tmp_path)
+        spikezip.save(tiny_models.make("ViTModel"), tmp_path)
 
 
 def test_saving_again_removes_a_certificate_of_another_network(saved: tuple[Path, Path], tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 import transformers
-import zoo
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,8 +23,8 @@ BY_CHANNEL = {"*.LayerNorm": spikezip.SiteConfig(per_channel=True)}
 
 
 def network(name: str, **config: Any) -> tuple[Any, dict[str, Tensor]]:
-    model = zoo.make(name)
-    batch = zoo.inputs(model)
+    model = tiny_models.make(name)
+    batch = tiny_models.inputs(model)
     settings = {"levels": 16, "embedding_bits": None if "ViT" in name else config.get("weight_bits", 8), **config}
     return spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(**settings)), [batch]).eval(), batch
 
@@ -211,7 +211,7 @@ def test_networks_without_a_grid_are_refused(tmp_path: Path) -> None:
     with pytest.raises(spikezip.ConfigError, match="weight_bits=8"):
         spikezip.save(qann, tmp_path, compact=True)
     with pytest.raises(spikezip.ConfigError, match="snap takes what"):
-        snap(zoo.make("ViTModel"))
+        snap(tiny_models.make("ViTModel"))
     broken, _ = network("ViTForImageClassification")
     with torch.no_grad():
         broken.classifier.weight[0, 0] = torch.inf
@@ -220,10 +220,10 @@ def test_networks_without_a_grid_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_compact_folder_is_small(tmp_path: Path) -> None:
-    config = {**zoo.TEXT, "hidden_size": 128, "intermediate_size": 512, "vocab_size": 2000}
+    config = {**tiny_models.TEXT, "hidden_size": 128, "intermediate_size": 512, "vocab_size": 2000}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**config))
     quantized = spikezip.quantize(model, spikezip.QuantConfig(embedding_bits=8))
-    qann = spikezip.calibrate(quantized, [zoo.inputs(model)])
+    qann = spikezip.calibrate(quantized, [tiny_models.inputs(model)])
     snap(qann)
     spikezip.save(qann, tmp_path / "float")
     spikezip.save(qann, tmp_path / "compact", compact=True)

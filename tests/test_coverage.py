@@ -1,17 +1,17 @@
 """Nothing is skipped silently: what has no rule is an error that says so."""
 
 import pytest
+import tiny_models
 import torch
-import zoo
 from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, PreTrainedModel, ViTConfig, ViTForMaskedImageModeling
 
 import spikezip
 
 
-@pytest.mark.parametrize("name", list(zoo.ALL))
+@pytest.mark.parametrize("name", list(tiny_models.ALL))
 def test_every_module_of_every_architecture_has_a_rule(name: str) -> None:
-    model = zoo.make(name)
+    model = tiny_models.make(name)
     report = spikezip.coverage(model)
     assert report.complete, str(report)
     assert len(report.rows) == sum(1 for n, _ in model.named_modules() if n)
@@ -31,27 +31,27 @@ def test_an_unknown_architecture_is_refused_with_a_table() -> None:
 
 
 def test_an_unknown_head_is_refused() -> None:
-    model = ViTForMaskedImageModeling(ViTConfig(**zoo.VISION))
+    model = ViTForMaskedImageModeling(ViTConfig(**tiny_models.VISION))
     with pytest.raises(spikezip.CoverageError, match="head of ViTForMaskedImageModeling"):
         spikezip.quantize(model)
 
 
 def test_a_product_without_a_rule_is_refused() -> None:
-    model = zoo.make("ViTForImageClassification")
+    model = tiny_models.make("ViTForImageClassification")
     model.vit.layers[0].extra = nn.Linear(4, 4)
     with pytest.raises(spikezip.CoverageError, match=r"product vit\.layers\.0\.extra \(Linear\) reads no site"):
         spikezip.quantize(model)
 
 
 def test_a_module_without_a_rule_is_refused() -> None:
-    model = zoo.make("BertModel")
+    model = tiny_models.make("BertModel")
     model.encoder.layer[1].extra = nn.BatchNorm1d(4)
     with pytest.raises(spikezip.CoverageError, match=r"module encoder\.layer\.1\.extra \(BatchNorm1d\) has no rule"):
         spikezip.quantize(model)
 
 
 def test_a_renamed_module_is_noticed() -> None:
-    model = zoo.make("ViTForImageClassification")
+    model = tiny_models.make("ViTForImageClassification")
     for layer in model.vit.layers:
         layer.other_name = layer.layernorm_before
         del layer.layernorm_before
@@ -76,29 +76,29 @@ def patched(model: PreTrainedModel, change: str) -> PreTrainedModel:
 
 
 def test_a_functional_product_is_noticed_in_calibration() -> None:
-    model = patched(zoo.make("ViTForImageClassification"), "product")
+    model = patched(tiny_models.make("ViTForImageClassification"), "product")
     qann = spikezip.quantize(model)
     with pytest.raises(spikezip.CoverageError, match=r"vit\.layers\.0\.mlp calls .*matmul"):
-        spikezip.calibrate(qann, [zoo.inputs(model)])
+        spikezip.calibrate(qann, [tiny_models.inputs(model)])
 
 
 def test_arithmetic_between_a_site_and_its_product_is_noticed() -> None:
-    model = patched(zoo.make("ViTForImageClassification"), "scaling")
+    model = patched(tiny_models.make("ViTForImageClassification"), "scaling")
     qann = spikezip.quantize(model)
     with pytest.raises(spikezip.CoverageError, match=r"reads site 'layers\.0\.layernorm_after'.*not lie on that site"):
-        spikezip.calibrate(qann, [zoo.inputs(model)])
+        spikezip.calibrate(qann, [tiny_models.inputs(model)])
 
 
 def test_patterns_that_match_no_site_are_refused() -> None:
     config = spikezip.QuantConfig(sites={"layer.*.typo": spikezip.SiteConfig(levels=8)})
     with pytest.raises(spikezip.ConfigError, match=r"no site matches 'layer\.\*\.typo'"):
-        spikezip.quantize(zoo.make("ViTForImageClassification"), config)
+        spikezip.quantize(tiny_models.make("ViTForImageClassification"), config)
 
 
 def test_attention_extras_are_refused() -> None:
     from spikezip.models.attention import attention
 
-    qann = spikezip.quantize(zoo.make("ViTForImageClassification"))
+    qann = spikezip.quantize(tiny_models.make("ViTForImageClassification"))
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(spikezip.CoverageError, match="softcap"):
         attention(qann.vit.layers[0].attention, q, q, q, softcap=30.0)

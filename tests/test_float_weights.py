@@ -1,8 +1,8 @@
 """`weight_bits=None`, the paper's setting: exact in float64; in float32 `verify` reports what it finds."""
 
 import pytest
+import tiny_models
 import torch
-import zoo
 
 import spikezip
 
@@ -10,8 +10,8 @@ NAMES = ["ViTForImageClassification", "BertForSequenceClassification", "GPT2LMHe
 
 
 def networks(name: str, dtype: torch.dtype) -> tuple:
-    model = zoo.make(name).to(dtype)
-    batch = {k: v.to(dtype) if v.is_floating_point() else v for k, v in zoo.inputs(model).items()}
+    model = tiny_models.make(name).to(dtype)
+    batch = {k: v.to(dtype) if v.is_floating_point() else v for k, v in tiny_models.inputs(model).items()}
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=16, weight_bits=None))
     spikezip.calibrate(qann, [batch])
     return qann, spikezip.convert(qann), batch
@@ -49,8 +49,8 @@ def test_a_planted_mismatch_is_reported_at_its_site() -> None:
 
 
 def test_a_planted_scale_is_reported_in_the_integer_network() -> None:
-    model = zoo.make("BertForSequenceClassification")
-    batch = zoo.inputs(model)
+    model = tiny_models.make("BertForSequenceClassification")
+    batch = tiny_models.inputs(model)
     qann = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16)), [batch])
     snn = spikezip.convert(qann)
     snn.neurons["encoder.layer.1.attention.self.v"].scale.mul_(1.3)

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
 import torch.nn.functional as F
 import transformers
-import zoo
 
 import spikezip
 from spikezip.data.reduction import add_reduction, fold_reduction, stretches
 from spikezip.errors import ConfigError, CoverageError
 
-VISION = [name for name in zoo.HEADS if zoo.HEADS[name]().main_input_name == "pixel_values"]
+VISION = [name for name in tiny_models.HEADS if tiny_models.HEADS[name]().main_input_name == "pixel_values"]
 CHANNELS = 8
 
 
@@ -21,7 +21,7 @@ def frames(size: int = 3) -> torch.Tensor:
 
 
 def reduced(name: str = "ViTForImageClassification") -> transformers.PreTrainedModel:
-    model = zoo.make(name)
+    model = tiny_models.make(name)
     add_reduction(model, CHANNELS)
     return model
 
@@ -39,7 +39,7 @@ def test_the_start_is_three_different_means(channels: int) -> None:
 
 @pytest.mark.parametrize("name", VISION)
 def test_it_is_a_1x1_convolution_in_front(name: str) -> None:
-    plain, model = zoo.make(name), reduced(name)
+    plain, model = tiny_models.make(name), reduced(name)
     with torch.no_grad():
         (layer,) = (m for m in model.modules() if hasattr(m, "parametrizations"))
         matrix = layer.parametrizations.weight[0].matrix.normal_()
@@ -75,7 +75,7 @@ def test_folding_keeps_the_output_and_the_plain_names(name: str, tmp_path: Path)
         before = model(pixel_values=frames()).logits
         fold_reduction(model)
         assert torch.equal(model(pixel_values=frames()).logits, before)
-        assert set(model.state_dict()) == set(zoo.make(name).state_dict())
+        assert set(model.state_dict()) == set(tiny_models.make(name).state_dict())
         assert all(p.requires_grad for p in model.parameters())
         model.save_pretrained(tmp_path)
         again = type(model).from_pretrained(tmp_path).eval()
@@ -101,10 +101,10 @@ def test_an_unfolded_model_is_not_quantized() -> None:
 
 def test_errors_name_the_remedy() -> None:
     with pytest.raises(ConfigError, match="from 1 on, not 0"):
-        add_reduction(zoo.make("ViTForImageClassification"), 0)
+        add_reduction(tiny_models.make("ViTForImageClassification"), 0)
     with pytest.raises(ConfigError, match="needs a vision model"):
-        add_reduction(zoo.make("BertForSequenceClassification"), 4)
+        add_reduction(tiny_models.make("BertForSequenceClassification"), 4)
     with pytest.raises(ConfigError, match="fold_reduction makes it permanent"):
         add_reduction(reduced(), 4)
     with pytest.raises(ConfigError, match="no reduction to fold"):
-        fold_reduction(zoo.make("ViTForImageClassification"))
+        fold_reduction(tiny_models.make("ViTForImageClassification"))

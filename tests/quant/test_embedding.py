@@ -4,9 +4,9 @@ import copy
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 import transformers
-import zoo
 from torch import nn
 
 import spikezip
@@ -73,8 +73,8 @@ def test_the_frozen_table_gives_the_same_values(bits: int) -> None:
 @pytest.mark.parametrize("name", TEXT)
 @pytest.mark.parametrize("bits", [8, 16])
 def test_text_models_convert_exactly(name: str, bits: int) -> None:
-    model = zoo.make(name)
-    batch = zoo.inputs(model)
+    model = tiny_models.make(name)
+    batch = tiny_models.inputs(model)
     config = spikezip.QuantConfig(levels=16, weight_bits=bits, embedding_bits=bits)
     qann = spikezip.calibrate(spikezip.quantize(model, config), [batch]).eval()
     tables = [m for m in qann.modules() if isinstance(m, nn.Embedding)]
@@ -89,8 +89,8 @@ def test_text_models_convert_exactly(name: str, bits: int) -> None:
 
 
 def test_the_grid_changes_the_function_and_trains() -> None:
-    model = zoo.make("BertForSequenceClassification")
-    batch = zoo.inputs(model)
+    model = tiny_models.make("BertForSequenceClassification")
+    batch = tiny_models.inputs(model)
     coarse, plain = (
         spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=256, embedding_bits=bits)), [batch])
         for bits in (8, None)
@@ -103,8 +103,8 @@ def test_the_grid_changes_the_function_and_trains() -> None:
 
 
 def test_tied_tables_stay_one_table() -> None:
-    model = zoo.make("GPT2LMHeadModel")
-    batch = zoo.inputs(model)
+    model = tiny_models.make("GPT2LMHeadModel")
+    batch = tiny_models.inputs(model)
     config = spikezip.QuantConfig(levels=16, embedding_bits=8)
     qann = spikezip.calibrate(spikezip.quantize(model, config), [batch])
     assert qann.lm_head.weight is qann.transformer.wte.weight
@@ -118,13 +118,13 @@ def test_tied_tables_stay_one_table() -> None:
 def test_a_tied_table_on_two_grids_is_refused(weight_bits: int | None) -> None:
     config = spikezip.QuantConfig(weight_bits=weight_bits, embedding_bits=8)
     with pytest.raises(spikezip.ConfigError, match=r"transformer\.wte and lm_head are one table"):
-        spikezip.quantize(zoo.make("GPT2LMHeadModel"), config)
-    spikezip.quantize(zoo.make("GPT2Model"), config)  # no output layer, no conflict
+        spikezip.quantize(tiny_models.make("GPT2LMHeadModel"), config)
+    spikezip.quantize(tiny_models.make("GPT2Model"), config)  # no output layer, no conflict
 
 
 def test_what_has_no_grid_is_refused() -> None:
     with pytest.raises(spikezip.ConfigError, match="ViTModel has no embedding table"):
-        spikezip.quantize(zoo.make("ViTModel"), spikezip.QuantConfig(embedding_bits=8))
+        spikezip.quantize(tiny_models.make("ViTModel"), spikezip.QuantConfig(embedding_bits=8))
 
     class Scaled(nn.Embedding):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -132,15 +132,15 @@ def test_what_has_no_grid_is_refused() -> None:
 
     with pytest.raises(spikezip.ConfigError, match="embedding words is a Scaled"):
         adopt_embedding(Scaled(2, 3), "words", 8)
-    model = zoo.make("BertModel")
+    model = tiny_models.make("BertModel")
     model.embeddings.word_embeddings.max_norm = 1.0
     with pytest.raises(spikezip.ConfigError, match=r"word_embeddings: max_norm"):
         spikezip.quantize(model, spikezip.QuantConfig(embedding_bits=8))
 
 
 def test_a_scale_per_channel_and_a_grid_of_rows_go_together() -> None:
-    model = transformers.BertModel(transformers.BertConfig(**zoo.TEXT))
-    batch = zoo.inputs(model)
+    model = transformers.BertModel(transformers.BertConfig(**tiny_models.TEXT))
+    batch = tiny_models.inputs(model)
     sites = {"*.LayerNorm": spikezip.SiteConfig(per_channel=True)}
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=16, embedding_bits=8, sites=sites))
     spikezip.calibrate(qann, [batch])

@@ -1,9 +1,9 @@
 """Training computes on the grid: forward as `eval()` does, bit for bit; its gradients are the float product's."""
 
 import pytest
+import tiny_models
 import torch
 import torch.nn.functional as F
-import zoo
 from torch import Tensor
 
 import spikezip
@@ -16,7 +16,7 @@ RELU_ONLY = {"hidden_act": "relu", "activation": "relu", "activation_function": 
 
 
 def relu_model(name: str) -> torch.nn.Module:
-    model = zoo.make(name)
+    model = tiny_models.make(name)
     config = model.config
     for key, value in RELU_ONLY.items():
         if hasattr(config, key):
@@ -26,10 +26,10 @@ def relu_model(name: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("name", list(zoo.HEADS))
+@pytest.mark.parametrize("name", list(tiny_models.HEADS))
 def test_training_forward_equals_grid_forward(name: str, bits: int) -> None:
     model = relu_model(name)
-    batch = zoo.inputs(model)
+    batch = tiny_models.inputs(model)
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=16, weight_bits=bits))
     spikezip.calibrate(qann, [batch]).eval()
     result = agreement(qann, [batch])
@@ -100,8 +100,8 @@ def test_gradients_of_attention_are_the_float_products() -> None:
 
 
 def test_dropout_between_site_and_product_is_not_taken_for_codes() -> None:
-    model = zoo.make("BertForSequenceClassification")
-    batch = zoo.inputs(model)
+    model = tiny_models.make("BertForSequenceClassification")
+    batch = tiny_models.inputs(model)
     qann = spikezip.calibrate(spikezip.quantize(model), [batch])
     first = qann.get_submodule("bert.encoder.layer.0.attention.self.query")
     qann.train()
@@ -115,8 +115,8 @@ def test_dropout_between_site_and_product_is_not_taken_for_codes() -> None:
 
 
 def test_float_weights_report_what_they_find() -> None:
-    model = zoo.make("ViTForImageClassification")
-    batch = zoo.inputs(model)
+    model = tiny_models.make("ViTForImageClassification")
+    batch = tiny_models.inputs(model)
     qann = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16, weight_bits=None)), [batch])
     result = agreement(qann, [batch])
     assert 0.9 < result.share <= 1.0

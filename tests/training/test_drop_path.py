@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 import toys
-import zoo
 
 import spikezip
 from spikezip.errors import ConfigError
@@ -14,9 +14,11 @@ from spikezip.measure.agreement import agreement
 from spikezip.training.depth import POST_NORM, blocks, dropping_paths
 
 PRE_NORM = [
-    n for n in zoo.HEADS if n.split("For")[0].lower() not in ("bert", "roberta", "distilbert", "electra", "xlmroberta")
+    n
+    for n in tiny_models.HEADS
+    if n.split("For")[0].lower() not in ("bert", "roberta", "distilbert", "electra", "xlmroberta")
 ]
-THE_REST = [n for n in zoo.HEADS if n not in PRE_NORM]
+THE_REST = [n for n in tiny_models.HEADS if n not in PRE_NORM]
 
 
 def hidden(model: Any, batch: dict[str, torch.Tensor], block: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -35,9 +37,9 @@ def hidden(model: Any, batch: dict[str, torch.Tensor], block: str) -> list[tuple
 
 @pytest.mark.parametrize("name", PRE_NORM)
 def test_each_sample_keeps_a_block_or_leaves_it_out(name: str) -> None:
-    model = zoo.make(name)
+    model = tiny_models.make(name)
     last = blocks(model)[-1]
-    batch = {key: value[:1].repeat(64, *[1] * (value.ndim - 1)) for key, value in zoo.inputs(model).items()}
+    batch = {key: value[:1].repeat(64, *[1] * (value.ndim - 1)) for key, value in tiny_models.inputs(model).items()}
     [(_, whole)] = hidden(model, batch, last)
     with dropping_paths(model, 0.5):
         [(_, same)] = hidden(model, batch, last)
@@ -83,7 +85,7 @@ def test_the_mean_is_the_whole() -> None:
 
 @pytest.mark.parametrize("name", THE_REST)
 def test_blocks_that_end_in_a_norm_are_refused(name: str) -> None:
-    model = zoo.make(name)
+    model = tiny_models.make(name)
     assert model.config.model_type in POST_NORM
     with (
         pytest.raises(ConfigError, match=r"drop_path=0\.1: .* normalises behind its residual sums"),

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 import toys
 import transformers
 from torch import nn
 
-import zoo
 from spikezip.data.tokens import positions
 from spikezip.errors import ConfigError
 from spikezip.training.models import find_tokenizer, make_model, set_dropout, with_relu
@@ -125,15 +125,15 @@ def test_a_masked_autoencoder_becomes_a_vit(tmp_path: Path) -> None:
     assert expected.abs().max() > 1
 
 
-@pytest.mark.parametrize("name", zoo.HEADS)
+@pytest.mark.parametrize("name", tiny_models.HEADS)
 def test_relu_and_nothing_else_changes(name: str, tmp_path: Path) -> None:
-    model = zoo.make(name)
+    model = tiny_models.make(name)
     state = torch.get_rng_state()
     changed = with_relu(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert type(changed) is type(model)
     assert_equal(dict(changed.state_dict()), dict(model.state_dict()))
-    batch = zoo.inputs(model)
+    batch = tiny_models.inputs(model)
     with torch.no_grad():
         logits = changed.eval()(**batch).logits
         before = model(**batch).logits
@@ -145,14 +145,14 @@ def test_relu_and_nothing_else_changes(name: str, tmp_path: Path) -> None:
         assert torch.equal(again(**batch).logits, logits)
 
 
-@pytest.mark.parametrize("name", zoo.HEADS)
+@pytest.mark.parametrize("name", tiny_models.HEADS)
 def test_dropout_is_set_everywhere(name: str) -> None:
     """Drop path of Swin and BEiT is another thing: it is off here."""
-    model = zoo.make(name).train()
+    model = tiny_models.make(name).train()
     for module in model.modules():
         if "DropPath" in type(module).__name__:
             module.drop_prob = 0.0
-    batch = zoo.inputs(model)
+    batch = tiny_models.inputs(model)
 
     def logits() -> torch.Tensor:
         with torch.no_grad():

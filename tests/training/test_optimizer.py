@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 import toys
-import zoo
 from transformers import SwinConfig, SwinForImageClassification
 
 import spikezip
@@ -58,7 +58,7 @@ def test_rates_of_a_bert() -> None:
 
 def test_rates_of_a_swin() -> None:
     """Blocks are counted through the stages; the merging between two stages goes with the block before it."""
-    model = SwinForImageClassification(SwinConfig(**{**zoo.SWIN, "depths": [2, 1]}))
+    model = SwinForImageClassification(SwinConfig(**{**tiny_models.SWIN, "depths": [2, 1]}))
     names = blocks(model)
     assert len(names) == 3
     merging = names[0].rsplit(".blocks", 1)[0] + ".downsample"
@@ -70,9 +70,9 @@ def test_rates_of_a_swin() -> None:
     )
 
 
-@pytest.mark.parametrize("name", zoo.HEADS)
+@pytest.mark.parametrize("name", tiny_models.HEADS)
 def test_every_parameter_has_its_group(name: str) -> None:
-    model = zoo.make(name)
+    model = tiny_models.make(name)
     found = groups(model)
     rates = sorted({rate for rate, _ in found.values()})
     assert len(blocks(model)) == (4 if name.startswith("Swin") else 2)

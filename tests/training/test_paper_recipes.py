@@ -7,11 +7,11 @@ from typing import Any
 import huggingface_hub
 import published
 import pytest
+import tiny_models
 import torch
 from typer.testing import CliRunner
 
 import spikezip
-import zoo
 from spikezip.cli.app import app
 from spikezip.data import open_data
 from spikezip.data.reduction import add_reduction
@@ -185,11 +185,11 @@ def test_a_chinese_bert_in_its_old_form(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["SwinForImageClassification", "BeitForImageClassification"])
 def test_drop_path_stands_in_for_the_models_own(name: str) -> None:
-    model = zoo.make(name).train()
+    model = tiny_models.make(name).train()
     own = [module for module in model.modules() if type(module).__name__.endswith("DropPath")]
     rates = [module.drop_prob for module in own]
     assert max(rates) == pytest.approx(0.1)  # sums of floats
-    pixels = zoo.inputs(model)["pixel_values"][:1].repeat(64, 1, 1, 1)
+    pixels = tiny_models.inputs(model)["pixel_values"][:1].repeat(64, 1, 1, 1)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -211,7 +211,7 @@ def test_drop_path_stands_in_for_the_models_own(name: str) -> None:
 
 def test_a_reduction_is_new_and_learns_as_fast_as_the_head() -> None:
     for name in ("ViTForImageClassification", "SwinForImageClassification"):
-        model = zoo.make(name)
+        model = tiny_models.make(name)
         add_reduction(model, channels=16)
         names = blocks(model)
         depth = depths(model, names)
