@@ -117,4 +117,6 @@ def _show(result: Any, recipe: Any) -> None:
     for expected in recipe.expected:
         table.add_row(f"expected: {expected.what}", f"{expected.accuracy:.2f} % ({expected.source})")
     out().print(table, highlight=False)
-    say(f"everything is in {result.folder}: qann/, snn/, results.json, metrics.jsonl, recipe.yaml")
+    networks = [f"{name}/" for name in ("qann", "snn") if (result.folder / name).is_dir()]
+    found = [*networks, "results.json", "metrics.jsonl", "recipe.yaml"]
+    say(f"everything is in {result.folder}: {', '.join(found)}")
