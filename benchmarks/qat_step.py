@@ -89,14 +89,12 @@ def make_step(
     labels = torch.arange(args.batch, device=args.device) % 1000
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=args.device.startswith("cuda"))
 
-    forward: Any = lambda inputs: model(**inputs).logits  # noqa: E731
-    if graphs:
-        forward = GraphedForward(model, lambda: autocast(args, precision))
+    replayed = GraphedForward(model, lambda: autocast(args, precision))
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(args, precision):
-            logits = forward(batch).float()
+            logits = (replayed(batch) if graphs else model(**batch).logits).float()
             loss = F.cross_entropy(logits, labels)
             if teacher is not None:
                 with torch.no_grad():

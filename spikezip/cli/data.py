@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml  # type: ignore[import-untyped]
+import yaml
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 

@@ -117,11 +117,13 @@ def _files(folder: Path, name: str, split: str) -> list[Path]:
         )
     if split == "names":
         return found
-    numbers = {file: _NUMBER.search(file.name) for file in found}
-    nameless = next((file for file, number in numbers.items() if number is None), None)
-    if nameless is not None:
-        raise InputError(f"{nameless} has no number in its name, which the split {split!r} goes by")
-    return sorted(found, key=lambda file: int(numbers[file][1]))  # type: ignore[index]
+    numbers: dict[Path, int] = {}
+    for file in found:
+        number = _NUMBER.search(file.name)
+        if number is None:
+            raise InputError(f"{file} has no number in its name, which the split {split!r} goes by")
+        numbers[file] = int(number[1])
+    return sorted(found, key=lambda file: numbers[file])
 
 
 def _read(files: Files, binning: Binning, unordered: str) -> Frames:

@@ -111,7 +111,7 @@ def _reduced(model: nn.Module) -> list[nn.Module]:
         module
         for module in model.modules()
         if parametrize.is_parametrized(module, "weight")
-        and any(isinstance(step, Reduction) for step in module.parametrizations["weight"])  # type: ignore[index]
+        and any(isinstance(step, Reduction) for step in module.get_submodule("parametrizations.weight").children())
     ]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 from spikezip.data.augmentation import Augmentation
 from spikezip.errors import ConfigError
@@ -174,16 +174,16 @@ class QuantizeStage(Settings):
 
     def quant_config(self) -> QuantConfig:
         """What `spikezip.quantize` takes."""
-        return QuantConfig(**self._quant_settings())  # type: ignore[arg-type]
+        return QuantConfig(**self._quant_settings())
 
-    def _quant_settings(self) -> dict[str, object]:
+    def _quant_settings(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(QuantConfig)}
 
 
-def _checked(path: tuple[str, ...], **settings: object) -> None:
+def _checked(path: tuple[str, ...], **settings: Any) -> None:
     """`QuantConfig` knows what it can be; its error gets the path of the setting."""
     try:
-        QuantConfig(**settings)  # type: ignore[arg-type]
+        QuantConfig(**settings)
     except ConfigError as error:
         raise SettingError(path, str(error)) from None
 

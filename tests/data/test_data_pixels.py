@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_frames_pass_as_they_are(tmp_path: Path) -> None:
     class Frames(cli.Split):
         labels = torch.tensor([0, 1, 2])
 
-        def __getitems__(self, indices):  # type: ignore[no-untyped-def]
+        def __getitems__(self, indices: Any) -> dict[str, Any]:
             return {"pixel_values": frames[list(indices)], "labels": self.labels[list(indices)]}
 
     samples = cli.Samples(images=Frames(), labels=[0, 1, 2])

@@ -23,7 +23,7 @@ ROWS, COLUMNS = 8, 128
 
 
 @triton.jit
-def _row_grid(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _row_grid(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexpr):
     """One output channel: its largest weight, its scale, its codes. The pointers point at the channel."""
     largest = tl.zeros((block,), dtype=tl.float32)
     broken = tl.zeros((block,), dtype=tl.int32)
@@ -45,15 +45,13 @@ def _row_grid(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexp
 
 
 @triton.jit
-def _weight_kernel(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _weight_kernel(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     _row_grid(weight_ptr + row * columns, codes_ptr + row * columns, scale_ptr + row, columns, top, block)
 
 
 @triton.jit
-def _weights_kernel(  # type: ignore[no-untyped-def]
-    address_ptr, start_ptr, columns_ptr, codes_ptr, scale_ptr, top, block: tl.constexpr
-):
+def _weights_kernel(address_ptr, start_ptr, columns_ptr, codes_ptr, scale_ptr, top, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     weight_ptr = tl.load(address_ptr + row).to(tl.pointer_type(tl.float32))
     start = tl.load(start_ptr + row)
@@ -61,7 +59,7 @@ def _weights_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _epilogue_kernel(  # type: ignore[no-untyped-def]
+def _epilogue_kernel(
     sum_ptr, scale_ptr, bias_ptr, u_ptr, step_ptr, values_ptr, codes_ptr, rows, columns, lo, hi,
     with_bias: tl.constexpr, with_codes: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip

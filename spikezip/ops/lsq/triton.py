@@ -18,7 +18,7 @@ COLUMNS = 128
 
 
 @triton.jit
-def code_of(u, scale, lo, hi):  # type: ignore[no-untyped-def]  # Triton reads annotations as its own
+def code_of(u, scale, lo, hi):
     """The rounding rule; NaN stays NaN, as `clamp` has it in torch."""
     rounded = tl.floor(u.to(tl.float64) / scale.to(tl.float64) + 0.5).to(tl.float64)
     clamped = tl.minimum(tl.maximum(rounded, lo), hi)
@@ -26,7 +26,7 @@ def code_of(u, scale, lo, hi):  # type: ignore[no-untyped-def]  # Triton reads a
 
 
 @triton.jit
-def _tile_of(first, rows, channels, tile: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+def _tile_of(first, rows, channels, tile: tl.constexpr, columns: tl.constexpr):
     """Offsets, channels and mask of the tile `[tile, columns]` whose first row is `first`."""
     row = first + tl.arange(0, tile)[:, None].to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
@@ -34,7 +34,7 @@ def _tile_of(first, rows, channels, tile: tl.constexpr, columns: tl.constexpr): 
 
 
 @triton.jit
-def _quantize_kernel(  # type: ignore[no-untyped-def]
+def _quantize_kernel(
     u_ptr, scale_ptr, values_ptr, codes_ptr, rows, channels, lo, hi,
     with_values: tl.constexpr, per_channel: tl.constexpr, tile: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
@@ -54,7 +54,7 @@ def _quantize_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _slope_of(u, scale, lo, hi):  # type: ignore[no-untyped-def]
+def _slope_of(u, scale, lo, hi):
     """Whether `u` lies inside the range, and how its value moves with the scale."""
     quotient = tl.math.div_rn(u, scale)
     inside = (quotient >= lo) & (quotient <= hi)
@@ -64,7 +64,7 @@ def _slope_of(u, scale, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_neighbours(total, rows: tl.constexpr, columns: tl.constexpr, levels: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_neighbours(total, rows: tl.constexpr, columns: tl.constexpr, levels: tl.constexpr):
     """The sum over the rows of a tile `[rows, columns]`: neighbours first, `levels` times, down to one row."""
     for level in tl.static_range(levels):
         pairs = tl.reshape(total, (rows >> (level + 1), 2, columns))
@@ -74,7 +74,7 @@ def _add_neighbours(total, rows: tl.constexpr, columns: tl.constexpr, levels: tl
 
 
 @triton.jit
-def _backward_kernel(  # type: ignore[no-untyped-def]
+def _backward_kernel(
     grad_ptr, u_ptr, scale_ptr, grad_u_ptr, partial_ptr, rows, lo, hi,
     tile: tl.constexpr, tiles: tl.constexpr, levels: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +94,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_channel_kernel(  # type: ignore[no-untyped-def]
+def _backward_channel_kernel(
     grad_ptr, u_ptr, scale_ptr, grad_u_ptr, partial_ptr, rows, channels, lo, hi,
     tile: tl.constexpr, tiles: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
@@ -114,7 +114,7 @@ def _backward_channel_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _finish_kernel(  # type: ignore[no-untyped-def]
+def _finish_kernel(
     partial_ptr, grad_scale_ptr, chunks, channels, share,
     tile: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip

@@ -13,7 +13,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def _walk_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations as its own
+def _walk_kernel(
     u_ptr, tracer_ptr, out_ptr, counts_ptr, scale_ptr, steps, each, samples, lo, hi, max_spike, block: tl.constexpr
 ):
     sample = tl.program_id(1).to(tl.int64)
