@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import spikezip
-from spikezip.training.graphs import GraphedForward
+from spikezip.training.graphs import GraphedStep
 
 PRECISIONS = ("float32", "bf16")
 Step = Callable[[], None]
@@ -89,18 +89,24 @@ def make_step(
     labels = torch.arange(args.batch, device=args.device) % 1000
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=args.device.startswith("cuda"))
 
-    replayed = GraphedForward(model, lambda: autocast(args, precision))
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
+    def find_loss(batch: dict[str, Tensor]) -> Tensor:
         with autocast(args, precision):
-            logits = (replayed(batch) if graphs else model(**batch).logits).float()
+            logits = model(**batch).logits.float()
             loss = F.cross_entropy(logits, labels)
             if teacher is not None:
                 with torch.no_grad():
                     wanted = teacher(**batch).logits.float()
                 loss = loss + F.kl_div(logits.log_softmax(-1), wanted.softmax(-1), reduction="batchmean")
-        loss.backward()
+        return loss
+
+    replayed = GraphedStep(model, find_loss)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        if graphs:
+            replayed(batch)
+        else:
+            find_loss(batch).backward()
         optimizer.step()
 
     return step

@@ -143,7 +143,7 @@ def mix(pixels: Tensor, labels: Tensor, classes: int, mixup: float, cutmix: floa
         >>> torch.allclose(shares.sum(1), torch.ones(4))
         True
     """
-    other = torch.randperm(len(pixels), device=pixels.device)
+    other = torch.rand(len(pixels), device=pixels.device).argsort()  # randperm cannot be part of a CUDA graph
     if mixup:
         kept = _beta(mixup, pixels)
         mask = kept[:, None, None, None]

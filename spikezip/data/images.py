@@ -11,6 +11,8 @@ from torch import Tensor
 from spikezip.data.base import Split
 from spikezip.errors import InputError
 
+LARGE = 2**30  # bytes: what may lie on the GPU beside a network
+
 
 class Images(Split):
     """Images as one uint8 tensor [N, C, H, W].
@@ -26,8 +28,20 @@ class Images(Split):
         self.pixels, self.labels = pixels, labels
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
-        chosen = torch.as_tensor(indices)
+        chosen = torch.as_tensor(indices).to(self.pixels.device, non_blocking=True)
         return {"pixel_values": self.pixels[chosen], "labels": self.labels[chosen]}
+
+    def moved(self, device: torch.device) -> "Images":
+        """The split in the memory of a GPU, where batches are then gathered; a large one stays where it is.
+
+        Example:
+            >>> split = Images(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
+            >>> split.moved(torch.device("cpu")).pixels.device
+            device(type='cpu')
+        """
+        if self.pixels.numel() * self.pixels.element_size() > LARGE:
+            return self
+        return Images(self.pixels.to(device), self.labels.to(device))
 
 
 def from_arrays(pixels: np.ndarray, labels: np.ndarray, classes: int, where: str | Path) -> Images:

@@ -7,6 +7,9 @@ kornia (0.9) has a RandAugment too, but it draws the operations once per batch a
 Which images an operation is for is drawn on the CPU, from torch's global generator there: the host must know how many
 there are, and would otherwise wait for the device. Strengths and signs are drawn on the device. A loop runs over the
 operations, none over the images, and each image is computed only by the operations that it drew.
+
+A small batch on a GPU is done otherwise: there every operation computes all images, and each image takes what it drew.
+Nothing then depends on what was drawn, so that the whole can be recorded as a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from spikezip.errors import ConfigError, InputError
 
 FILL = 0.5  # grey, where an image is turned or moved out of the way
 PROBABILITY = 0.5
+SMALL = 2**21  # values of a batch
 
 
 def randaugment(images: Tensor, settings: RandAugment) -> Tensor:
@@ -37,6 +41,8 @@ def randaugment(images: Tensor, settings: RandAugment) -> Tensor:
         raise ConfigError(f"{settings}: ops and std are not below 0, magnitude is in 0 … 10, variety is 1 or more")
     if images.shape[1] not in (1, 3):
         raise InputError(f"RandAugment is for images of 1 or 3 channels, not {images.shape[1]}")
+    if images.is_cuda and is_small(images):
+        return _everywhere(images, settings)
     images, count = images.clone(), len(images)
     variety = min(settings.variety or len(OPERATIONS), len(OPERATIONS))
     for _ in range(settings.ops):
@@ -53,6 +59,34 @@ def randaugment(images: Tensor, settings: RandAugment) -> Tensor:
                 chosen = order[start : start + number]
                 images.index_copy_(0, chosen, operation(images[chosen], strength[chosen], sign[chosen]))
             start += number
+    return images
+
+
+def is_small(images: Tensor) -> bool:
+    """Whether a batch takes longer to launch than to compute.
+
+    Example:
+        >>> is_small(torch.zeros(512, 3, 32, 32)), is_small(torch.zeros(512, 3, 224, 224))
+        (True, False)
+    """
+    return images.numel() <= SMALL
+
+
+def _everywhere(images: Tensor, settings: RandAugment) -> Tensor:
+    """Every operation on all images; each image takes what it drew."""
+    count, device = len(images), images.device
+    variety = min(settings.variety or len(OPERATIONS), len(OPERATIONS))
+    for _ in range(settings.ops):
+        chosen = torch.rand(len(OPERATIONS), device=device).argsort()[:variety]
+        drawn = chosen[torch.randint(0, variety, (count,), device=device)]
+        drawn = torch.where(torch.rand(count, device=device) < PROBABILITY, drawn, -1)[:, None, None, None]
+        magnitude = settings.magnitude + settings.std * torch.randn(count, device=device)
+        strength = (magnitude / 10).clamp(0, 1)[:, None, None, None]
+        sign = torch.randint(0, 2, (count, 1, 1, 1), device=device) * 2.0 - 1
+        varied = images
+        for number, operation in enumerate(OPERATIONS.values()):
+            varied = torch.where(drawn == number, operation(images, strength, sign), varied)
+        images = varied
     return images
 
 

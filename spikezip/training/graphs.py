@@ -1,4 +1,4 @@
-"""A model's forward and backward pass as CUDA graphs: recorded once per shape of a batch, then replayed.
+"""A training step as a CUDA graph: recorded once per shape of a batch, then replayed.
 
 A quantized network launches a few small kernels per site. On a fast GPU the host takes longer to launch them than the
 GPU to run them; a replayed graph is one launch. What is recorded must not wait for the GPU: float text models, which
@@ -6,7 +6,7 @@ look at their masks to see whether anything is padded, get an attention that doe
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,96 +16,99 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 SDPA = "sdpa_without_waiting"
-MOST = 16  # graphs: each keeps the memory of a forward pass
+MOST = 16  # graphs: each keeps the memory of its gradients; what lies between they share
 
 
-class _Logits(nn.Module):
-    """A model as a function of plain tensors, which is what can be recorded."""
+class GraphedStep:
+    """A training step up to its gradients: loss and backward pass, replayed from a graph where one was recorded.
 
-    def __init__(self, model: nn.Module, names: tuple[str, ...], context: Callable[[], AbstractContextManager[Any]]):
-        super().__init__()
-        self.model, self.names, self.context = model, names, context
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        # A weight cast to bfloat16 before the recording would be recorded as it was then.
-        torch.clear_autocast_cache()
-        with self.context():
-            logits: Tensor = self.model(**dict(zip(self.names, tensors, strict=True))).logits
-        return logits
-
-
-class GraphedForward:
-    """Logits of a model in training, with gradients for its parameters, replayed from a graph where one was recorded.
-
-    The first batch of a shape is recorded; beyond `MOST` shapes, batches run without a graph. Gradients lie in memory
-    that the next batch of that shape writes to again: they must be used, or copied, before it comes.
+    `loss` takes a batch and returns what is to be minimised; it must not wait for the GPU. The first batch of a shape
+    is recorded; beyond `MOST` shapes, batches run without a graph. The loss and the gradients lie in memory that the
+    next batch of that shape writes to again.
     """
 
-    def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self.model, self.context = model, context
-        self.graphs: dict[Any, Any] = {}
+    def __init__(self, model: nn.Module, loss: Callable[[dict[str, Tensor]], Tensor]) -> None:
+        self.loss = loss
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.graphs: dict[Any, tuple[Any, dict[str, Tensor], Tensor, list[Tensor | None]]] = {}
+        self.pool: Any = None
 
     def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
-        names = tuple(inputs)
-        tensors = tuple(inputs.values())
-        key = tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
+        """The loss; every parameter then has its gradient."""
+        key = _shapes(inputs)
         if key not in self.graphs:
             if len(self.graphs) >= MOST:
-                return _Logits(self.model, names, self.context)(*tensors)
-            self.graphs[key] = self._record(names, tensors)
-        logits: Tensor = self.graphs[key](*tensors)
-        return logits
-
-    def _record(self, names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> Any:
-        module = _Logits(self.model, names, self.context).train()
-        samples = tuple(tensor.clone() for tensor in tensors)
-        recorded = torch.cuda.make_graphed_callables(module, samples, allow_unused_input=True)
-        torch.clear_autocast_cache()  # what it holds now lies in the graph's memory
-        return recorded
-
-
-class GraphedAnswers:
-    """Logits of a frozen model, replayed from a graph: a teacher's.
-
-    They lie in memory that the next batch of that shape writes to again.
-    """
-
-    def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self.model, self.context = model, context
-        self.graphs: dict[Any, tuple[Any, dict[str, Tensor], Tensor]] = {}
-
-    @torch.no_grad()
-    def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
-        key = tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
-        if key not in self.graphs:
-            if len(self.graphs) >= MOST:
-                return self._logits(inputs)
+                return self._run(inputs)
             self.graphs[key] = self._record(inputs)
-        graph, held, logits = self.graphs[key]
+        graph, held, loss, grads = self.graphs[key]
         for name, tensor in inputs.items():
             held[name].copy_(tensor)
         graph.replay()
-        return logits
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            parameter.grad = grad
+        return loss
 
-    def _logits(self, inputs: dict[str, Tensor]) -> Tensor:
+    def _run(self, inputs: dict[str, Tensor]) -> Tensor:
+        for parameter in self.parameters:
+            parameter.grad = None
+        # A weight cast to bfloat16 before the recording would be recorded as it was then.
         torch.clear_autocast_cache()
-        with self.context():
-            logits: Tensor = self.model(**inputs).logits
-        return logits
+        loss = self.loss(inputs)
+        loss.backward()
+        return loss.detach()
 
-    def _record(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor], Tensor]:
+    def _record(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor], Tensor, list[Tensor | None]]:
         held = {name: tensor.clone() for name, tensor in inputs.items()}
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # a few runs first: libraries set themselves up, kernels are compiled
-            for _ in range(3):
-                self._logits(held)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._logits(held)
-        torch.clear_autocast_cache()  # what it holds now lies in the graph's memory
-        return graph, held, logits
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
+        graph, loss = _recorded(lambda: self._run(held), self.pool)
+        return graph, held, loss, [parameter.grad for parameter in self.parameters]
+
+
+class GraphedFunction:
+    """A function of tensors, without gradients, replayed from a graph: the augmentation of a batch.
+
+    Random numbers go on from replay to replay, as they would without a graph. What it returns lies in memory that the
+    next batch of that shape writes to again.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.function = function
+        self.graphs: dict[Any, tuple[Any, dict[str, Tensor], tuple[Tensor, ...]]] = {}
+
+    @torch.no_grad()
+    def __call__(self, **inputs: Tensor) -> tuple[Tensor, ...]:
+        key = _shapes(inputs)
+        if key not in self.graphs:
+            if len(self.graphs) >= MOST:
+                return self.function(**inputs)
+            held = {name: tensor.clone() for name, tensor in inputs.items()}
+            graph, results = _recorded(lambda: self.function(**held), None)
+            self.graphs[key] = graph, held, results
+        graph, held, results = self.graphs[key]
+        for name, tensor in inputs.items():
+            held[name].copy_(tensor)
+        graph.replay()
+        return results
+
+
+def _shapes(inputs: dict[str, Tensor]) -> Any:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
+
+
+def _recorded(run: Callable[[], Any], pool: Any) -> tuple[Any, Any]:
+    """A graph of what `run` does on the GPU, and what it returned."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # a few runs first: libraries set themselves up, kernels are compiled
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = run()
+    torch.clear_autocast_cache()  # what it holds now lies in the graph's memory
+    return graph, result
 
 
 @contextmanager

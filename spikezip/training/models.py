@@ -23,6 +23,7 @@ from spikezip.data.base import TEXT, Data
 from spikezip.data.pixels import Pixels
 from spikezip.errors import CheckpointError, ConfigError
 from spikezip.quant.model import QuantizedModel
+from spikezip.training.mimetic import initialize_mimetic
 from spikezip.training.recipe import ModelSettings
 
 # How the architectures call the activation of their MLP, and their dropout probabilities.
@@ -58,7 +59,10 @@ def make_model(settings: ModelSettings, data: Data) -> PreTrainedModel:
         "label2id": {name: i for i, name in enumerate(data.classes)},
     }
     if settings.path is None:
-        return auto.from_config(_config(settings, labels))
+        model = auto.from_config(_config(settings, labels))
+        if settings.initialization == "mimetic":
+            initialize_mimetic(model)
+        return model
     config = _config(settings, labels)
     try:
         model, loading = auto.from_pretrained(

@@ -10,6 +10,8 @@ from spikezip.training.depth import blocks, depths
 from spikezip.training.settings import TrainStage
 from spikezip.training.sharded import local
 
+SMALLEST = 2.0**-40  # of a scale: quotients by smaller ones overflow
+
 
 def make_optimizer(model: Any, stage: TrainStage) -> torch.optim.AdamW:
     """Weight matrices decay; biases, norms, embeddings of position and scales of sites do not."""
@@ -38,8 +40,9 @@ def make_optimizer(model: Any, stage: TrainStage) -> torch.optim.AdamW:
 def keep_scales_positive(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Let no step of the optimizer make a site's scale smaller than half of what it was.
 
-    A scale so never reaches zero and never changes its sign, whatever the learning rate; a smaller one takes a few
-    steps more. Works with any optimizer and any training loop.
+    A scale so never changes its sign, whatever the learning rate; a smaller one takes a few steps more. Of scales per
+    channel each moves in proportion to its size: AdamW's steps are all of the size of the learning rate, which would
+    be little to a large scale and end a small one. Works with any optimizer and any training loop.
 
     Example:
         >>> site = Site("site", lo=-4, hi=3)
@@ -59,11 +62,22 @@ def keep_scales_positive(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
         return [local(site.scale) for site in sites]  # asked anew: sharding replaces parameters
 
     def remember(optimizer: Any, args: Any, kwargs: Any) -> None:
-        before[:] = torch._foreach_mul(scales(), 0.5)
+        before[:] = [scale.detach().clone() for scale in scales()]
 
     def limit(optimizer: Any, args: Any, kwargs: Any) -> None:
         with torch.no_grad():
-            torch._foreach_maximum_(scales(), before)
+            after = scales()
+            several = [i for i, scale in enumerate(after) if scale.numel() > 1]
+            if several:
+                old, new = [before[i] for i in several], [after[i] for i in several]
+                # new = old + (new − old) · old / mean(old)
+                relative = torch._foreach_mul(old, [old_i.numel() for old_i in old])
+                torch._foreach_div_(relative, torch._foreach_norm(old, 1))
+                moved = torch._foreach_sub(new, old)
+                torch._foreach_mul_(moved, relative)
+                torch._foreach_copy_(new, torch._foreach_add(old, moved))
+            torch._foreach_maximum_(after, torch._foreach_mul(before, 0.5))
+            torch._foreach_clamp_min_(after, SMALLEST)
 
     optimizer.register_step_pre_hook(remember)
     optimizer.register_step_post_hook(limit)

@@ -33,6 +33,8 @@ class ModelSettings(Settings):
         path: folder or Hub name of a model.
         type: model type of transformers, such as `vit`; the model then starts with random weights.
         config: settings of the model's own configuration that are to differ; any key of it.
+        initialization: of a ViT made from scratch: `mimetic` starts with attention that looks at what is near, which
+            helps on small data; null is the model's own.
 
     Example:
         >>> ModelSettings(type="vit", config={"hidden_size": 64}).check_known()
@@ -45,8 +47,11 @@ class ModelSettings(Settings):
     path: str | None = None
     type: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    initialization: Literal["mimetic"] | None = None
 
     def check(self) -> None:
+        if self.initialization is not None and self.path is not None:
+            raise SettingError(("initialization",), f"path = {self.path!r} is trained already; set one of them to null")
         if self.path is not None and self.type is not None:
             raise SettingError(
                 ("type",),

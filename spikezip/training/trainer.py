@@ -19,11 +19,13 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from spikezip.data import Augment, Pixels
 from spikezip.data.base import Split, collate
+from spikezip.data.images import Images
+from spikezip.data.randaugment import is_small
 from spikezip.errors import ConfigError
 from spikezip.measure.agreement import agreement
 from spikezip.quant.model import QuantizedModel
 from spikezip.training.finite import DivergedError, FiniteGuard, find_cause
-from spikezip.training.graphs import GraphedAnswers, GraphedForward
+from spikezip.training.graphs import GraphedFunction, GraphedStep
 from spikezip.training.losses import distillation_loss, label_loss
 from spikezip.training.optimizer import make_optimizer
 from spikezip.training.settings import TrainStage
@@ -54,11 +56,16 @@ class StageTrainer(Trainer):
         self.stage, self.pixels, self.teacher = stage, pixels, teacher
         self.augment = None if pixels is None else Augment(stage.augmentation, classes)
         self.guard: FiniteGuard | None = None
-        self.forward = GraphedForward(model, lambda: self.compute_loss_context_manager())
-        self.answers = GraphedAnswers(teacher, lambda: self.accelerator.autocast())
+        self.recorded_step: GraphedStep | None = None
+        self.recorded_augment = GraphedFunction(self._varied)
         self.graphed = stage.graphs
         self.steps: deque[list[dict[str, Any]]] = deque(maxlen=3)  # the batches of the latest steps, by their parts
         self.optimizer: Any = None
+        if isinstance(train, Images) and arguments.device.type == "cuda" and not arguments.dataloader_num_workers:
+            moved = train.moved(arguments.device)
+            if moved is not train:  # what is there already is neither pinned nor sent
+                arguments.dataloader_pin_memory = arguments.accelerator_config.non_blocking = False
+            train = moved
         super().__init__(
             model=model,
             args=arguments,
@@ -118,9 +125,18 @@ class StageTrainer(Trainer):
         if self.pixels is None or "pixel_values" not in inputs:
             return inputs
         pixels, labels = inputs["pixel_values"], inputs["labels"]
-        if self.model.training and self.augment is not None:
-            pixels, labels = self.augment(pixels, labels)
-        return {**inputs, "pixel_values": self.pixels(pixels), "labels": labels}
+        if not self.model.training:
+            return {**inputs, "pixel_values": self.pixels(pixels)}
+        # Of small images the host launches many kernels that do little: a graph is one launch.
+        vary = self.recorded_augment if self.uses_graphs(self.model) and is_small(pixels) else self._varied
+        varied, labels = vary(pixels=pixels, labels=labels)
+        return {**inputs, "pixel_values": varied, "labels": labels}
+
+    def _varied(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.augment is not None  # asked for images only
+        assert self.pixels is not None
+        pixels, labels = self.augment(pixels, labels)
+        return self.pixels(pixels), labels
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -131,12 +147,11 @@ class StageTrainer(Trainer):
             logits = model(**inputs).logits
             loss = label_loss(logits, labels)
         else:
-            logits = self.forward(inputs) if self.uses_graphs(model) else model(**inputs).logits
+            logits = model(**inputs).logits
             loss = label_loss(logits, labels, self.stage.label_smoothing)
             distill = self.stage.distill
             if self.teacher is not None and distill is not None:
-                target = self.answers(inputs) if self.uses_graphs(model) else self.answer(inputs)
-                loss = loss + distill.weight * distillation_loss(logits, target, distill.temperature)
+                loss = loss + distill.weight * distillation_loss(logits, self.answer(inputs), distill.temperature)
         return (loss, {"logits": logits}) if return_outputs else loss
 
     @torch.no_grad()
@@ -166,7 +181,18 @@ class StageTrainer(Trainer):
         if not self.steps or len(self.steps[-1]) == self.args.gradient_accumulation_steps:
             self.steps.append([])
         self.steps[-1].append(inputs)
-        return super().training_step(model, inputs, num_items_in_batch)
+        if not self.uses_graphs(model):
+            return super().training_step(model, inputs, num_items_in_batch)
+        if not model.training:  # asking costs less than telling every module
+            model.train()
+        if self.recorded_step is None:
+            self.recorded_step = GraphedStep(model, self._whole_loss)
+        return self.recorded_step(self._prepare_inputs(inputs))
+
+    def _whole_loss(self, inputs: dict[str, Any]) -> Tensor:
+        with self.compute_loss_context_manager():
+            loss: Tensor = self.compute_loss(self.model, inputs)
+        return loss
 
     def stop_diverged(self, model: Any, ago: int) -> None:
         """Say where values stopped being finite, so many steps ago. That step was not taken."""
@@ -195,7 +221,12 @@ class StageTrainer(Trainer):
         return self.optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
+        if self.args.world_size > 1 or self.is_fsdp_enabled or self.optimizer is None:
+            norm = super()._clip_grad_norm(model)
+        else:  # theirs walks over all modules twice in every step, which takes longer than a small step itself
+            norm = torch.nn.utils.clip_grad_norm_(
+                [p for group in self.optimizer.param_groups for p in group["params"]], self.args.max_grad_norm
+            )
         if self.guard is not None and isinstance(norm, Tensor):
             self.guard.see_norm(norm)
         return norm
@@ -339,6 +370,8 @@ def arguments_for(
         dataloader_num_workers=workers,  # begun anew each epoch: else a resumed run draws other random numbers
         dataloader_drop_last=True,
         dataloader_pin_memory=not cpu and torch.cuda.is_available(),
+        # Else the host waits at every batch for all that the GPU has to do.
+        accelerator_config={"non_blocking": not cpu and torch.cuda.is_available()},
         torch_compile=stage.compile,
     )
 

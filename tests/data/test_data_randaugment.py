@@ -9,6 +9,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from spikezip.data import RandAugment
+from spikezip.data import randaugment as module
 from spikezip.data.randaugment import OPERATIONS, randaugment
 from spikezip.errors import ConfigError, InputError
 
@@ -133,3 +134,20 @@ def test_errors() -> None:
     for settings in (RandAugment(ops=-1), RandAugment(magnitude=11), RandAugment(std=-1)):
         with pytest.raises(ConfigError, match="magnitude is in 0 … 10"):
             randaugment(IMAGES, settings)
+
+
+def test_small_batches_on_a_gpu_meet_the_same_operations() -> None:
+    """Every image is left as it is, or has met one operation with one of its two signs; all of them are met."""
+    torch.manual_seed(0)
+    settings = RandAugment(ops=1, magnitude=7.0, std=0.0)
+    images = torch.rand(400, 3, 8, 8)
+    varied = module._everywhere(images, settings)
+    strength = torch.full((400, 1, 1, 1), 0.7)
+    candidates = {"none": images}
+    for name, operation in module.OPERATIONS.items():
+        for sign in (-1.0, 1.0):
+            candidates[f"{name}{sign}"] = operation(images, strength, torch.full((400, 1, 1, 1), sign))
+    same = {name: (values == varied).flatten(1).all(1) for name, values in candidates.items()}
+    assert torch.stack(list(same.values())).any(0).all()
+    assert all(bool(found.any()) for found in same.values())
+    assert 0.3 < float(same["none"].double().mean()) < 0.7

@@ -14,6 +14,7 @@ from spikezip.data.tokens import positions
 from spikezip.errors import ConfigError
 from spikezip.training.models import find_tokenizer, make_model, set_dropout, with_relu
 from spikezip.training.recipe import ModelSettings
+from spikezip.training.typed import SettingError
 
 DATA = toys.images(train=8, test=8)
 SCRATCH = {**toys.TINY, "image_size": 8, "patch_size": 4}
@@ -189,3 +190,29 @@ def test_tokenizers_that_are_not_there(tmp_path: Path) -> None:
         find_tokenizer(tmp_path)
     toys.tokenizer().save_pretrained(tmp_path)
     assert find_tokenizer(tmp_path)("red")["input_ids"] == [2, 5, 3]
+
+
+def test_a_mimetic_start_looks_at_its_neighbours() -> None:
+    torch.manual_seed(0)
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 4}
+    plain, near = (
+        make_model(ModelSettings(type="vit", config=config, initialization=start), DATA) for start in (None, "mimetic")
+    )
+
+    def nearness(model: Any) -> float:
+        """How much of a patch's attention, in the first layer, goes to patches at most one away."""
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            weights = model.vit(torch.randn(4, 3, 32, 32), output_attentions=True).attentions[0].mean((0, 1))[1:, 1:]
+        places = torch.stack(torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij"), -1).reshape(-1, 2)
+        close = (places[:, None] - places[None]).abs().amax(-1) <= 1
+        return float((weights * close).sum() / weights.sum())
+
+    assert nearness(near) > 2 * nearness(plain)
+
+
+def test_a_mimetic_start_is_for_vits() -> None:
+    with pytest.raises(ConfigError, match="mimetic is for ViTs"):
+        make_model(ModelSettings(type="swin", config={"image_size": 32}, initialization="mimetic"), DATA)
+    with pytest.raises(SettingError, match="trained already"):
+        ModelSettings(path="somewhere", initialization="mimetic")

@@ -150,3 +150,27 @@ def test_an_absurd_rate_leaves_scales_positive(tmp_path: Path) -> None:
         assert bool((site.scale > 0).all()), name
         assert bool(site.scale.isfinite().all()), name
     assert result.metrics["qat"]["smallest_scale"] > 0
+
+
+def test_scales_per_channel_move_in_proportion() -> None:
+    """AdamW wants to move every scale by the rate; a scale a thousand times smaller moves a thousand times less."""
+    site = Site("site", lo=-4, hi=3, by_channel=True)
+    site.set_scale(torch.tensor([2.0, 2.0e-3]))
+    optimizer = torch.optim.AdamW(site.parameters(), lr=1e-3, weight_decay=0.0)
+    keep_scales_positive(optimizer, site)
+    for _ in range(200):
+        site.scale.grad = torch.ones(2)
+        optimizer.step()
+    large, small = site.scale.tolist()
+    assert 1.5 < large < 1.7
+    assert small / 2.0e-3 == pytest.approx(large / 2.0, rel=1e-4)  # the same products, rounded in float32
+
+
+def test_no_scale_is_driven_to_zero() -> None:
+    site = Site("site", lo=-4, hi=3)
+    optimizer = torch.optim.SGD(site.parameters(), lr=100.0)
+    keep_scales_positive(optimizer, site)
+    for _ in range(200):
+        site.scale.grad = torch.ones(1)
+        optimizer.step()
+    assert site.scale.item() == 2.0**-40
