@@ -1,7 +1,7 @@
 """spikezip: turn a pretrained transformer into a spiking network that computes exactly the same function.
 
 float model ──quantize──▶ QANN ──calibrate, train──▶ QANN ──convert──▶ SNN ──simulate──▶ run
-                                                                 └─ verify · save · load
+                                                                 └─ verify · measure · tune · save · load
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from spikezip.errors import (
     InputError,
     SpikezipError,
 )
-from spikezip.measure import Certificate, verify
+from spikezip.measure import Certificate, Measurement, measure, tune, verify
 from spikezip.models import Coverage, coverage
 from spikezip.quant import QuantConfig, SiteConfig, calibrate, quantize
 from spikezip.quant.compact import snap
@@ -35,6 +35,7 @@ __all__ = [
     "Coverage",
     "CoverageError",
     "InputError",
+    "Measurement",
     "QuantConfig",
     "Run",
     "SiteConfig",
@@ -44,11 +45,13 @@ __all__ = [
     "convert",
     "coverage",
     "load",
+    "measure",
     "quantize",
     "save",
     "simulate",
     "snap",
     "train",
+    "tune",
     "verify",
 ]
 

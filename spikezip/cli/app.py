@@ -9,13 +9,17 @@ import typer
 from transformers.utils import logging
 from typer.core import TyperGroup
 
+from spikezip.cli.compare import compare
 from spikezip.cli.convert import convert
 from spikezip.cli.demo import demo
 from spikezip.cli.inspect import inspect
+from spikezip.cli.measure import measure
 from spikezip.cli.quantize import quantize
+from spikezip.cli.report import report
 from spikezip.cli.screen import one_line, say, show_error, show_warning
 from spikezip.cli.simulate import simulate
 from spikezip.cli.train import train
+from spikezip.cli.tune import tune
 from spikezip.cli.verify import verify
 from spikezip.errors import SpikezipError
 from spikezip.version import __version__
@@ -83,6 +87,8 @@ def spikezip(
     float model ─ [bold]quantize[/] → QANN ─ [bold]convert[/] → SNN ─ [bold]simulate[/] → numbers over time.
     [bold]train[/] carries out a recipe, from a float model to a certified spiking network.
     [bold]verify[/] shows that QANN and SNN agree in every bit; [bold]inspect[/] shows what is in a folder.
+    [bold]measure[/] counts accuracy, spikes and energy over time; [bold]compare[/] puts such files side by side.
+    [bold]tune[/] looks for settings that save spikes or steps; [bold]report[/] shows it all on one page.
     [bold]demo[/] does it all on something small.
     """
     # Reading a small folder needs no progress bar of its own; downloads from the Hub keep theirs.
@@ -90,5 +96,5 @@ def spikezip(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-for verb in (quantize, train, convert, verify, simulate, inspect, demo):
+for verb in (quantize, train, convert, verify, simulate, measure, compare, tune, report, inspect, demo):
     app.command()(verb)

@@ -84,7 +84,7 @@ def batches(
         part = slice(start, min(start + batch_size, end))
         batch = collate(samples.texts[part] if samples.texts else _part(samples.images, part))
         if samples.labels is not None:
-            batch["labels"] = _label_tensor(samples.labels[part], model.config)
+            batch["labels"] = label_tensor(samples.labels[part], model.config)
         yield batch
 
 
@@ -276,7 +276,7 @@ def _open_pictures(paths: Sequence[Path], size: tuple[int, int], channels: int, 
 # ---- labels ----
 
 
-def _label_tensor(labels: Sequence[Any], config: Any) -> Tensor:
+def label_tensor(labels: Sequence[Any], config: Any) -> Tensor:
     """Class numbers as they are, class names by the model's own list, other numbers as floats (regression)."""
     known = getattr(config, "label2id", None) or {}
     if any(isinstance(label, str) and label in known for label in labels):

@@ -1,5 +1,6 @@
 """Options that several verbs share, and how their text is read."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -27,6 +28,18 @@ def one_of(name: str, choices: Iterable[str]) -> Callable[[str], str]:
         return value
 
     return check
+
+
+def delay(value: float) -> float:
+    """A check for the value of `--stagger`: a delay per stage, in steps.
+
+    Example:
+        >>> delay(0.25)
+        0.25
+    """
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"--stagger {value:g}: a number of steps from 0 is needed, such as 0.5")
+    return value
 
 
 DataOption = Annotated[
@@ -59,6 +72,15 @@ CodingOption = Annotated[
 ]
 MaxSpikeOption = Annotated[
     int, typer.Option("--max-spike", min=1, metavar="N", help="Largest spike; 1 gives ternary spikes, more are graded.")
+]
+StaggerOption = Annotated[
+    float,
+    typer.Option(
+        "--stagger",
+        callback=delay,
+        metavar="K",
+        help="Hold stage n back for K·n steps: fewer spikes, more steps, the same codes; 0 is the paper.",
+    ),
 ]
 SamplesOption = Annotated[
     int | None, typer.Option("--samples", min=1, metavar="N", show_default="all", help="Use only the first N samples.")

@@ -17,6 +17,7 @@ from spikezip.cli.options import (
     EngineOption,
     MaxSpikeOption,
     SamplesOption,
+    StaggerOption,
 )
 from spikezip.cli.options import steps as read_steps
 from spikezip.cli.screen import out, progress, say
@@ -32,6 +33,7 @@ def simulate(
     engine: EngineOption = "folded",
     coding: CodingOption = "analog",
     max_spike: MaxSpikeOption = 1,
+    stagger: StaggerOption = 0,
     samples: SamplesOption = None,
     batch_size: BatchSizeOption = 8,
     json_file: Annotated[
@@ -55,10 +57,10 @@ def simulate(
     over_time = OverTime(classes=not headless)
     with progress("simulating", total) as done:
         for batch in samples_of.batches(found, network, locate(snn), batch_size, total):
-            run = spikezip.simulate(network, batch, wanted, engine, coding=coding, max_spike=max_spike)
+            run = spikezip.simulate(network, batch, wanted, engine, coding=coding, max_spike=max_spike, stagger=stagger)
             over_time.add(run, batch.get("labels"), batch.get("attention_mask"))
             done(over_time.samples)
-    settings = {"steps": wanted, "engine": engine, "coding": coding, "max_spike": max_spike}
+    settings = {"steps": wanted, "engine": engine, "coding": coding, "max_spike": max_spike, "stagger": stagger}
     numbers = {"snn": snn, "data": data, **settings, **over_time.numbers()}
     if json_file is not None:
         json_file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")

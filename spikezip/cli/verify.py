@@ -16,6 +16,7 @@ from spikezip.cli.options import (
     EngineOption,
     MaxSpikeOption,
     SamplesOption,
+    StaggerOption,
 )
 from spikezip.cli.screen import out, progress, say
 
@@ -31,6 +32,7 @@ def verify(
     engine: EngineOption = "folded",
     coding: CodingOption = "analog",
     max_spike: MaxSpikeOption = 1,
+    stagger: StaggerOption = 0,
     batch_size: BatchSizeOption = 8,
 ) -> None:
     """Compare the codes of every site, and the outputs, bit for bit.
@@ -56,6 +58,7 @@ def verify(
             engine=engine,
             coding=coding,
             max_spike=max_spike,
+            stagger=stagger,
             progress=done,
         )
     folder = Path(snn or qann)
@@ -80,7 +83,7 @@ def _show(certificate: spikezip.Certificate) -> None:
         "first difference": first and "{site}: batch {batch}, index {index}, QANN {qann}, SNN {snn}".format(**first),
         "T_eq": f"min {t_eq['min']} · median {t_eq['median']} · 99 % {t_eq['p99']} · max {t_eq['max']}",
         "holds for": f"{settings['engine']} engine, {settings['coding']} input, largest spike {settings['max_spike']}, "
-        f"{settings['device']}, {settings['dtype']}, {settings['backend']}",
+        f"stagger {settings['stagger']:g}, {settings['device']}, {settings['dtype']}, {settings['backend']}",
     }
     for name, value in rows.items():
         if value:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,13 +10,18 @@ from torch import Tensor
 
 from spikezip.convert import convert
 from spikezip.demo.bundle import load_images, load_qann, normalise
+from spikezip.errors import SpikezipError
+from spikezip.measure.certificate import Certificate
 from spikezip.measure.equivalence import verify
-from spikezip.simulate import Run
+from spikezip.quant.model import QuantizedModel
+from spikezip.simulate import Run, SpikingModel
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SHOWN = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+REPORT = Path("spikezip-demo.html")
+MEASURED = 200  # images in the report: enough for its curves, and it is there in seconds
 
 
 @dataclass
@@ -42,8 +48,10 @@ class _Tally:
         self.seen += len(output)
 
 
-def run(console: "Console | None" = None, samples: int = 1000, batch_size: int = 25) -> int:
-    """Convert, simulate, verify, print; returns 0 if the certificate is exact, else 1."""
+def run(
+    console: "Console | None" = None, samples: int = 1000, batch_size: int = 25, report: Path | None = REPORT
+) -> int:
+    """Convert, simulate, verify, print, write a report; returns 0 if the certificate is exact, else 1."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
@@ -93,4 +101,48 @@ def run(console: "Console | None" = None, samples: int = 1000, batch_size: int =
     }
     for name, value in facts.items():
         console.print(f"{name:<18} {value}", highlight=False)
+    if report is not None:
+        with console.status("measuring for the report"):
+            said = _report(qann, snn, images[:MEASURED], labels[:MEASURED], batch_size, certificate, report)
+        console.print(f"{'report':<18} {said}", highlight=False, soft_wrap=True)
     return 0 if certificate.exact else 1
+
+
+def _report(
+    qann: QuantizedModel,
+    snn: SpikingModel,
+    images: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    certificate: Certificate,
+    path: Path,
+) -> str:
+    """Write the report, with one image to play, if what it is drawn with is installed; what to say about it."""
+    from spikezip.show.need import INSTALL, is_installed
+
+    if not is_installed():
+        return f"a page to look at all this, and to play it step by step, needs: {INSTALL}".replace("[", r"\[")
+    from spikezip.measure.measuring import measure
+    from spikezip.show.report import report
+    from spikezip.show.story import tell
+
+    batches = [
+        {"pixel_values": normalise(images[i : i + batch_size]), "labels": labels[i : i + batch_size]}
+        for i in range(0, len(images), batch_size)
+    ]
+    measured = measure(
+        snn,
+        batches,
+        qann,
+        certificate=certificate,
+        name="ViT on Fashion-MNIST",
+        data=f"Fashion-MNIST, the first {len(images)} test images",
+        source="spikezip.demo",
+        command="spikezip demo",
+    )
+    story = tell(snn, batches[0], qann, title="The first test image", image=images[0].permute(1, 2, 0))
+    try:
+        written = report(measured, path, story).resolve()
+    except (SpikezipError, OSError) as error:  # the demo has said what it has to say; a full disk does not undo it
+        return f"[yellow]could not be written: {error}[/yellow]"
+    return f"{written} ({written.stat().st_size / 1e6:.1f} MB), for a browser"

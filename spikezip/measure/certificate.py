@@ -22,7 +22,8 @@ class Certificate:
         unsettled: samples that had not reached equilibrium when the run ended.
         first_mismatch: site (in the order of execution), batch, index and both codes, of the first difference.
         t_eq: minimum, median, 99th percentile and maximum over samples, and how many samples had which value.
-        settings: engine, coding, largest spike, quantization, device, backend, versions: a certificate holds for these.
+        settings: engine, coding, largest spike, staggering, quantization, device, backend, versions: a certificate
+            holds for these.
     """
 
     exact: bool

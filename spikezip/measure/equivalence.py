@@ -53,6 +53,7 @@ def verify(
     engine: str = "folded",
     coding: str = "analog",
     max_spike: int = 1,
+    stagger: float = 0,
     chunk: int | None = None,
     max_steps: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -60,8 +61,8 @@ def verify(
 ) -> Certificate:
     """Run batches through both networks; compare codes of every site at equilibrium, and outputs, bit for bit.
 
-    After each batch `progress` is called with the number of samples done so far, and `watch` with the quantized
-    network's output and the run of the spiking network.
+    The settings are those of `simulate`. After each batch `progress` is called with the number of samples done so far,
+    and `watch` with the quantized network's output and the run of the spiking network.
 
     Example:
         >>> import spikezip, torch, transformers
@@ -89,6 +90,7 @@ def verify(
                 engine,
                 coding=coding,
                 max_spike=max_spike,
+                stagger=stagger,
                 chunk=chunk,
                 max_steps=max_steps,
             )
@@ -116,6 +118,7 @@ def verify(
             "engine": engine,
             "coding": coding,
             "max_spike": max_spike,
+            "stagger": stagger,
             "quantization": snn.quant_config.to_json(),
             "model_class": type(snn).__name__,
             **_environment(snn),

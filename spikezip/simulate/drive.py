@@ -1,6 +1,8 @@
 """The loop over time: chunks of steps, the stop at equilibrium, and what comes out."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
@@ -36,8 +38,10 @@ def simulate(
     *,
     coding: str = "analog",
     max_spike: int = 1,
+    stagger: float = 0,
     chunk: int | None = None,
     record: tuple[str, ...] | list[str] = (),
+    count_neurons: bool = False,
     stop_early: bool = True,
     max_steps: int | None = None,
 ) -> Run:
@@ -51,8 +55,13 @@ def simulate(
         coding: `"analog"`: the input is there from the first step; `"rate"`: it rises over the first L steps, L being
             the levels of the first site.
         max_spike: the largest spike; 1 gives the paper's ternary spikes.
+        stagger: k ≥ 0, fractions allowed. Sites are stages, numbered in the order in which a forward pass executes
+            them, 0 for the one where the input enters. Stage n integrates from the first step on, but is held back for
+            `floor(k·n)` steps: it may fire from step `floor(k·n) + 1` on. By then its input has come closer to rest,
+            so it has less to take back: fewer spikes, more steps, the same codes in the end. 0 is the paper.
         chunk: steps that the folded engine takes at once; by default chosen from the size of the batch.
         record: names of sites whose full spike trains are kept.
+        count_neurons: count the spikes of every single neuron, into `Run.neuron_spikes`.
         stop_early: leave out steps after equilibrium, which are silent; what is returned is the same.
         max_steps: cap for `steps="equilibrium"`; by default a bound that no network can exceed.
 
@@ -65,24 +74,24 @@ def simulate(
         >>> run.settled, run.logits_per_step.shape[0] == run.steps
         (True, True)
     """
-    prepared, driver = start(snn, batch, engine, coding, max_spike, record)
-    limit = _limit(snn, steps, max_steps, driver.settings.ramp)
+    prepared, driver = start(snn, batch, engine, coding, max_spike, stagger, record=record, count_neurons=count_neurons)
+    limit = step_limit(snn, steps, max_steps, driver.settings)
     stop_early = stop_early or steps == "equilibrium"
     outputs: list[Tensor] = []
     with executing(driver):
-        for n in _chunks(limit, chunk, driver):
+        for n in chunks(limit, chunk, driver):
             outputs.append(primary(driver.advance(snn.network, prepared.inputs, n)))
             if stop_early and bool(driver.settled(driver.last_spike()).all()):
                 break
-    return _collect(snn, driver, outputs, None if steps == "equilibrium" else limit, engine)
+    return _collect(driver, outputs, None if steps == "equilibrium" else limit, engine, coding, stagger)
 
 
 @torch.no_grad()
 def equilibrium_output(snn: SpikingModel, batch: dict[str, Any]) -> Any:
     """The model's own output, labels and loss included, of a last silent step after the network has settled."""
-    prepared, driver = start(snn, batch, "folded", "analog", 1, ())
+    prepared, driver = start(snn, batch, "folded")
     with executing(driver):
-        for n in _chunks(_limit(snn, "equilibrium", None, 1), None, driver):
+        for n in chunks(step_limit(snn, "equilibrium", None, driver.settings), None, driver):
             driver.advance(snn.network, prepared.inputs, n)
             if bool(driver.settled(driver.last_spike()).all()):
                 break
@@ -91,17 +100,18 @@ def equilibrium_output(snn: SpikingModel, batch: dict[str, Any]) -> Any:
 
 
 def start(
-    snn: SpikingModel, batch: Batch, engine: str, coding: str, max_spike: int, record: Any
+    snn: SpikingModel,
+    batch: Batch,
+    engine: str,
+    coding: str = "analog",
+    max_spike: int = 1,
+    stagger: float = 0,
+    *,
+    record: Collection[str] = (),
+    count_neurons: bool = False,
 ) -> tuple[Prepared, Engine]:
     """Check everything a user can get wrong, before any work."""
-    if not isinstance(snn, SpikingModel):
-        raise ConfigError(f"simulate takes what spikezip.convert returns, not {type(snn).__name__}")
-    if engine not in ENGINES:
-        raise ConfigError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
-    if coding not in CODINGS:
-        raise ConfigError(f"coding={coding!r}: choose one of {', '.join(CODINGS)}")
-    if isinstance(max_spike, bool) or not isinstance(max_spike, int) or max_spike < 1:
-        raise ConfigError(f"max_spike={max_spike!r}: a whole number from 1 is needed")
+    check_drive(snn, engine, coding, max_spike, stagger)
     neurons = snn.neurons
     unknown = [name for name in record if name not in neurons]
     if unknown:
@@ -110,27 +120,56 @@ def start(
     prepared = prepare(snn, batch)
     entry = next(neuron for neuron in neurons.values() if neuron.entry)
     ramp = entry.levels if coding == "rate" else 1
-    return prepared, ENGINES[engine](Settings(prepared.size, ramp, max_spike, frozenset(record)))
+    settings = Settings(prepared.size, ramp, max_spike, frozenset(record), count_neurons, _exact(stagger))
+    return prepared, ENGINES[engine](settings)
 
 
-def _limit(snn: SpikingModel, steps: Steps, max_steps: int | None, ramp: int) -> int:
-    if steps == "equilibrium":
-        # Once a site's input rests, its tracer walks over at most all its levels; stages settle one after another.
-        bound = ramp + sum(neuron.levels for neuron in snn.neurons.values()) + 1
-        return bound if max_steps is None else max_steps
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ConfigError(f"steps={steps!r}: a whole number from 1, or 'equilibrium'")
-    return steps
+def check_drive(snn: SpikingModel, engine: str, coding: str, max_spike: int, stagger: float) -> None:
+    """Refuse settings that cannot work, by name."""
+    if not isinstance(snn, SpikingModel):
+        raise ConfigError(f"simulate takes what spikezip.convert returns, not {type(snn).__name__}")
+    if engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
+    if coding not in CODINGS:
+        raise ConfigError(f"coding={coding!r}: choose one of {', '.join(CODINGS)}")
+    if isinstance(max_spike, bool) or not isinstance(max_spike, int) or max_spike < 1:
+        raise ConfigError(f"max_spike={max_spike!r}: a whole number from 1 is needed")
+    if isinstance(stagger, bool) or not isinstance(stagger, (int, float)) or not 0 <= stagger < math.inf:
+        raise ConfigError(f"stagger={stagger!r}: a number of steps from 0 is needed, such as 0.5")
 
 
-def _chunks(limit: int, chunk: int | None, engine: Engine) -> Iterator[int]:
+def _exact(stagger: float) -> Fraction:
+    """The number that the user wrote, not its neighbour among the floats."""
+    return Fraction(str(float(stagger)))
+
+
+def step_limit(snn: SpikingModel, steps: Steps, max_steps: int | None, settings: Settings) -> int:
+    """How many steps there may be: those asked for, or up to equilibrium a bound that no network can exceed."""
+    if steps != "equilibrium":
+        return _whole("steps", steps, "'equilibrium'")
+    if max_steps is not None:
+        return _whole("max_steps", max_steps, "None")
+    # Once a site's input rests and it is free to fire, its tracer walks over at most all its levels; stages settle one
+    # after another.
+    neurons = snn.neurons
+    walks = sum(neuron.levels for neuron in neurons.values())
+    return settings.ramp + walks + settings.hold(len(neurons) - 1) + 1
+
+
+def _whole(name: str, value: Any, otherwise: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: a whole number from 1, or {otherwise}")
+    return value
+
+
+def chunks(limit: int, chunk: int | None, engine: Engine) -> Iterator[int]:
     """Sizes of consecutive chunks that make up `limit` steps.
 
     Unless the caller says, the first step goes alone and shows how large the layers are. Then as many steps go together
     as keep the largest layer's activations within what the device handles best (measured; on the CPU caches count).
     """
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise ConfigError(f"chunk={chunk!r}: a whole number from 1, or None")
+    if chunk is not None:
+        _whole("chunk", chunk, "None")
     while engine.done < limit:
         if chunk is not None:
             size = chunk
@@ -143,10 +182,14 @@ def _chunks(limit: int, chunk: int | None, engine: Engine) -> Iterator[int]:
         yield min(size, limit - engine.done)
 
 
-def _collect(snn: SpikingModel, engine: Engine, outputs: list[Tensor], steps: int | None, name: str) -> Run:
-    logits = torch.cat(outputs)
+def check_finite(logits: Tensor) -> Tensor:
     if not bool(torch.isfinite(logits).all()):
         raise SpikezipError("the network's output is not finite; check the weights and the scales of the sites")
+    return logits
+
+
+def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, name: str, coding: str, stagger: float) -> Run:
+    logits = check_finite(torch.cat(outputs))
     last = engine.last_spike()
     settled = engine.settled(last)
     t_eq = [int(t) if ok else None for t, ok in zip(last.tolist(), settled.tolist(), strict=True)]
@@ -154,7 +197,7 @@ def _collect(snn: SpikingModel, engine: Engine, outputs: list[Tensor], steps: in
     if steps is None:
         # The chunk may have run past the end; what remains is the last spike and one silent step to show it.
         known = [t for t in t_eq if t is not None]
-        steps = max(max(known) + 1, engine.settings.ramp) if len(known) == len(t_eq) else computed
+        steps = max(max(known) + 1, engine.free_from) if len(known) == len(t_eq) else computed
     missing = steps - computed
     if missing > 0:  # the network is at equilibrium: what follows is silent
         logits = torch.cat([logits, logits[-1:].expand(missing, *logits.shape[1:])])
@@ -177,4 +220,9 @@ def _collect(snn: SpikingModel, engine: Engine, outputs: list[Tensor], steps: in
         neurons={site: tracer.numel() // batch for site, tracer in engine.tracers.items()},
         trains={site: over_time(c) for site, c in engine.trains.items()},
         tracers=dict(engine.tracers),
+        neuron_spikes=dict(engine.neuron_spikes),
+        free_from=engine.free_from,
+        coding=coding,
+        max_spike=engine.settings.max_spike,
+        stagger=stagger,
     )

@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import floor
 from typing import Any
 
 import torch
@@ -10,16 +12,28 @@ from torch import Tensor, nn
 
 from spikezip.errors import SpikezipError
 from spikezip.execution import Execution, SiteLike
+from spikezip.simulate.run import last_spike
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a network is driven: samples in the batch, input coding, largest spike, sites to record."""
+    """How a network is driven: samples in the batch, input coding, largest spike, what to record, staggering."""
 
     batch: int
     ramp: int = 1  # steps over which the input rises to its full value: 1 is analog coding
     max_spike: int = 1
     record: frozenset[str] = field(default_factory=frozenset)
+    count_neurons: bool = False
+    stagger: Fraction = Fraction(0)  # exact: 0.29 · 100 is 29 here, and just below it in floats
+
+    def hold(self, stage: int) -> int:
+        """Steps at the start in which stage number `stage` integrates but does not fire.
+
+        Example:
+            >>> [Settings(batch=1, stagger=Fraction(2, 5)).hold(n) for n in range(6)]
+            [0, 0, 0, 1, 1, 2]
+        """
+        return floor(self.stagger * stage)
 
 
 class Engine(Execution, ABC):
@@ -32,6 +46,8 @@ class Engine(Execution, ABC):
         self.tracers: dict[str, Tensor] = {}
         self.spike_counts: dict[str, list[Tensor]] = defaultdict(list)  # site → [n, B] per advance
         self.trains: dict[str, list[Tensor]] = defaultdict(list)
+        self.neuron_spikes: dict[str, Tensor] = {}
+        self.stages: dict[str, int] = {}  # site → its number in the order of execution
         self.injected: dict[nn.Module, Tensor] = {}
         self._fired_here: set[str] = set()
 
@@ -57,6 +73,7 @@ class Engine(Execution, ABC):
             )
         if site.name not in self.tracers:
             self.tracers[site.name] = torch.zeros_like(like)
+            self.stages[site.name] = len(self.stages)
         return self.tracers[site.name]
 
     def begin(self, steps: int) -> None:
@@ -66,10 +83,28 @@ class Engine(Execution, ABC):
     def end(self) -> None:
         self.done += self.steps
 
+    def held(self, site: SiteLike) -> int:
+        """How many of the steps of this advance a site is held back in: the first ones. Ask after `tracer`."""
+        return min(max(self.settings.hold(self.stages[site.name]) - self.done, 0), self.steps)
+
+    @property
+    def free_from(self) -> int:
+        """The first step with the input in full and no stage held back; known after the first advance."""
+        return max(self.settings.ramp, self.settings.hold(len(self.stages) - 1) + 1)
+
+    def wants_spikes(self, site: SiteLike) -> bool:
+        """Whether a site's spikes are looked at one by one."""
+        return self.settings.count_neurons or site.name in self.settings.record
+
     def keep(self, site: SiteLike, spikes: Tensor) -> None:
-        """Keep the spikes `[n, …]` of a site that is recorded."""
-        narrow = torch.int8 if self.settings.max_spike <= 127 else torch.int16
-        self.trains[site.name].append(spikes.to(narrow))
+        """Keep the spikes `[n, …]` of a site: the train if it is recorded, the sums if neurons are counted."""
+        if site.name in self.settings.record:
+            narrow = torch.int8 if self.settings.max_spike <= 127 else torch.int16
+            self.trains[site.name].append(spikes.to(narrow))
+        if self.settings.count_neurons:
+            fired = spikes.abs().sum(dim=0).to(torch.int32)
+            counted = self.neuron_spikes.get(site.name)
+            self.neuron_spikes[site.name] = fired if counted is None else counted.add_(fired)
 
     def activity(self) -> Tensor:
         """Spikes of all sites together, `[steps done, B]`."""
@@ -77,13 +112,42 @@ class Engine(Execution, ABC):
 
     def last_spike(self) -> Tensor:
         """For each sample the step (from 1) of its last spike so far; 0 if it has not fired."""
-        activity = self.activity()
-        numbers = torch.arange(1, activity.shape[0] + 1, device=activity.device)[:, None]
-        return (numbers * (activity > 0)).amax(dim=0)
+        return last_spike(self.activity())
 
     def settled(self, last_spike: Tensor) -> Tensor:
-        """Which samples are at equilibrium: a silent step has passed, and the input has entered in full.
+        """Which samples are at equilibrium: a silent step has passed, the input in full, no stage held back.
 
-        A step without a spike leaves every running sum as it was, so the next is silent too, if the input is constant.
+        A step without a spike leaves every running sum as it was, so the next is silent too, if the input is constant
+        and every neuron that wanted to fire was free to.
         """
-        return (self.done > last_spike) & (self.done >= self.settings.ramp)
+        return (self.done > last_spike) & (self.done >= self.free_from)
+
+    def select(self, samples: Tensor) -> None:
+        """Go on with these samples of the batch only, given by their numbers. To the others nothing happens any more.
+
+        What was recorded of those that stay is kept. The caller selects from the inputs as well.
+        """
+        batch = self.settings.batch
+        for state in self.state():
+            for key, value in state.items():
+                state[key] = rows_of(value, samples, batch)
+        for records in (self.spike_counts, self.trains):
+            for name, chunks in records.items():
+                records[name] = [rows_of(chunk.transpose(0, 1), samples, batch).transpose(0, 1) for chunk in chunks]
+        self.settings = replace(self.settings, batch=len(samples))
+
+    def state(self) -> list[dict[Any, Tensor]]:
+        """All that is carried from step to step: tensors led by the batch, or by a multiple of it."""
+        return [self.tracers, self.neuron_spikes, self.injected]
+
+
+def rows_of(x: Tensor, samples: Tensor, batch: int) -> Tensor:
+    """The rows of these samples in a tensor that holds several rows for each, sample after sample.
+
+    Example:
+        >>> rows_of(torch.arange(6), torch.tensor([0, 2]), batch=3)  # two rows each, as windows of an image
+        tensor([0, 1, 4, 5])
+    """
+    if x.shape[0] % batch:
+        raise SpikezipError(f"a tensor of shape {tuple(x.shape)} is not led by the batch of {batch}")
+    return x.unflatten(0, (batch, -1))[samples].flatten(0, 1)

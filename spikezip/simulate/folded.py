@@ -40,21 +40,25 @@ class FoldedEngine(Engine):
             ramp = self.ramp(u.device, u.dtype)
             over_time = over_time * ramp.view(steps, *[1] * (u.ndim))
         tracer = self.tracer(site, over_time[0])
-        tracers, counts = neuron.walk(
-            over_time.reshape(steps, -1),
-            tracer.reshape(-1),
-            site.step_size,
-            site.lo,
-            site.hi,
-            self.settings.max_spike,
-            self.settings.batch,
-        )
+        tracers, counts = self._walk(site, over_time.reshape(steps, -1), tracer.reshape(-1))
         tracers = tracers.view(over_time.shape)
         self.spike_counts[site.name].append(counts)
-        if site.name in self.settings.record:
+        if self.wants_spikes(site):
             self.keep(site, tracers - torch.cat([tracer[None], tracers[:-1]]))
         self.tracers[site.name] = tracers[-1].clone()
         return tracers.view(u.shape)
+
+    def _walk(self, site: SiteLike, u: Tensor, tracer: Tensor) -> tuple[Tensor, Tensor]:
+        """Tracers `[n, neurons]` and spikes `[n, B]` of a chunk; in its first steps the site may be held back."""
+        batch, held = self.settings.batch, self.held(site)
+        if held == self.steps:
+            return tracer.repeat(held, 1), u.new_zeros(held, batch)
+        limits = (site.step_size, site.lo, site.hi, self.settings.max_spike)
+        tracers, counts = neuron.walk(u[held:], tracer, *limits, batch)
+        if held:
+            tracers = torch.cat([tracer.expand(held, -1), tracers])
+            counts = torch.cat([counts.new_zeros(held, batch), counts])
+        return tracers, counts
 
     def inject(self, owner: nn.Module, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
         """The input does not change: its layer is evaluated once, and repeated for every step."""

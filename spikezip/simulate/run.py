@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -18,7 +19,13 @@ class Run:
         spike_counts: site → `[T, B]`, spikes of each step and sample (a graded spike of m counts as m).
         neurons: site → neurons per sample.
         trains: recorded site → spikes `[T, B, …]` as integers.
-        tracers: site → the codes at the last step computed, `[B, …]` as integers in a float tensor.
+        tracers: site → the codes at the last step computed, `[B, …]` as integers in a float tensor. Sites stand in the
+            order of execution, here and in the other dicts.
+        neuron_spikes: site → spikes of each neuron over the whole run, of the tracers' shape, as integers (a graded
+            spike of m counts as m); empty unless asked for with `count_neurons=True`.
+        free_from: the first step with the input in full and no stage held back. A silent step from here on shows that a
+            sample has settled; one before shows nothing.
+        coding, max_spike, stagger: what the network was driven with.
     """
 
     logits: Tensor
@@ -31,6 +38,11 @@ class Run:
     neurons: dict[str, int] = field(repr=False)
     trains: dict[str, Tensor] = field(repr=False)
     tracers: dict[str, Tensor] = field(repr=False)
+    neuron_spikes: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    free_from: int = 1
+    coding: str = "analog"
+    max_spike: int = 1
+    stagger: float = 0
 
     @property
     def settled(self) -> bool:
@@ -38,7 +50,23 @@ class Run:
         return all(t is not None for t in self.t_eq)
 
     @property
+    def site_t_eq(self) -> dict[str, list[int]]:
+        """Site → for each sample the step of its last spike there; 0 where it never fired."""
+        return {site: last_spike(counts).tolist() for site, counts in self.spike_counts.items()}
+
+    @property
     def spikes_per_neuron(self) -> float:
         """Spikes of the whole run over the number of neurons, averaged over the batch."""
         spikes = sum(float(counts.sum()) for counts in self.spike_counts.values())
         return spikes / (sum(self.neurons.values()) * len(self.t_eq))
+
+
+def last_spike(counts: Tensor) -> Tensor:
+    """From spikes `[T, B]` the step (from 1) of each sample's last spike; 0 if it has not fired.
+
+    Example:
+        >>> last_spike(torch.tensor([[2, 0], [1, 0], [0, 0]]))
+        tensor([2, 0])
+    """
+    numbers = torch.arange(1, len(counts) + 1, device=counts.device)[:, None]
+    return (numbers * (counts > 0)).amax(dim=0)

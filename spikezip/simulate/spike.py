@@ -38,15 +38,21 @@ class SpikeEngine(Engine):
         if site.entry:
             u = u * self.ramp(u.device, u.dtype)[0]
         tracer = self.tracer(site, u)
-        threshold = site.step_size.to(torch.float64)
-        membrane = neuron.membrane(u, tracer, site.step_size)
-        spike = neuron.fire(membrane, tracer, threshold, site.lo, site.hi, self.settings.max_spike).to(u.dtype)
+        if self.held(site):
+            spike = torch.zeros_like(tracer)
+        else:
+            threshold = site.step_size.to(torch.float64)
+            membrane = neuron.membrane(u, tracer, site.step_size)
+            spike = neuron.fire(membrane, tracer, threshold, site.lo, site.hi, self.settings.max_spike).to(u.dtype)
         self.tracers[site.name] = tracer + spike
         # Counts are integers far below 2^24, so the float sum is exact. A graded spike of m counts as m.
         self.spike_counts[site.name].append(spike.abs().reshape(1, self.settings.batch, -1).sum(dim=2))
-        if site.name in self.settings.record:
+        if self.wants_spikes(site):
             self.keep(site, spike.unsqueeze(0))
         return self.tracers[site.name]
+
+    def state(self) -> list[dict[Any, Tensor]]:
+        return [*super().state(), self.sums, self.seen]
 
     def arriving(self, owner: nn.Module, tag: str, codes: Tensor) -> Tensor:
         """The spikes that reach a product in this step: the change of the codes at its end of the line."""

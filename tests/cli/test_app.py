@@ -11,10 +11,24 @@ from shell import fails, ok, run
 import spikezip
 import spikezip.cli
 
+VERBS = [
+    "quantize",
+    "train",
+    "convert",
+    "verify",
+    "simulate",
+    "measure",
+    "compare",
+    "tune",
+    "report",
+    "inspect",
+    "demo",
+]
+
 
 def test_version_and_help() -> None:
     assert ok("--version") == f"spikezip {spikezip.__version__}\n"
-    for verb in ("quantize", "train", "convert", "verify", "simulate", "inspect", "demo"):
+    for verb in VERBS:
         assert f"spikezip {verb}" in ok(verb, "--help").split("Example")[1]
 
 

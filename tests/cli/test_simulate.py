@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from shell import ok, run
+from shell import fails, ok, run
 
 import spikezip
 from spikezip.cli import data
@@ -63,3 +63,15 @@ def test_ctrl_c(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spikezip, "simulate", stopped)
     result = run("simulate", home / "vit-snn", "--data", home / "images.npz")
     assert (result.exit_code, result.stderr) == (130, "error: stopped by Ctrl-C\n")
+
+
+def test_staggering_is_a_setting(home: Path, tmp_path: Path) -> None:
+    command = ("simulate", home / "vit-snn", "--data", home / "images.npz", "--steps", "equilibrium")
+    for stagger in (0, 2.5):
+        ok(*command, "--stagger", stagger, "--json", tmp_path / f"{stagger}.json")
+    plain, staggered = (json.loads((tmp_path / f"{k}.json").read_text()) for k in (0, 2.5))
+    assert (plain["stagger"], staggered["stagger"]) == (0, 2.5)
+    assert staggered["t_eq"]["min"] > plain["t_eq"]["max"]
+    assert staggered["over_time"][-1]["accuracy"] == plain["over_time"][-1]["accuracy"]
+    assert "--stagger -1: a number of steps from 0" in fails(*command, "--stagger=-1")
+    assert "--stagger nan" in fails(*command, "--stagger", "nan")

@@ -20,14 +20,16 @@ def test_verify_is_exact_and_writes_the_certificate(home: Path, name: str, file:
 
 
 def test_verify_without_snn_and_with_other_settings(home: Path) -> None:
-    ok(
+    text = ok(
         *("verify", home / "vit-qann", "--data", home / "images.npz", "--samples", 3),
-        *("--engine", "spike", "--coding", "rate", "--max-spike", 4),
+        *("--engine", "spike", "--coding", "rate", "--max-spike", 4, "--stagger", 0.5),
     )
     certificate = json.loads((home / "vit-qann" / "certificate.json").read_text())
     assert certificate["samples"] == 3
     settings = certificate["settings"]
     assert (settings["engine"], settings["coding"], settings["max_spike"]) == ("spike", "rate", 4)
+    assert settings["stagger"] == 0.5
+    assert "largest spike 4, stagger 0.5" in text
 
 
 def test_verify_says_no_with_exit_code_1(home: Path, tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""`spikezip report`: everything about an SNN as one HTML file."""
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from transformers import AutoTokenizer
+
+from spikezip.checkpoint.format import CERTIFICATE
+from spikezip.cli import data as samples_of
+from spikezip.cli.folders import load, locate
+from spikezip.cli.options import BatchSizeOption, DataOption, SamplesOption
+from spikezip.cli.screen import progress, say
+from spikezip.data import Pixels, Split
+from spikezip.errors import ConfigError, InputError
+from spikezip.measure.certificate import Certificate
+
+
+def report(
+    snn: Annotated[str, typer.Argument(metavar="SNN", help="A spiking network: a folder, or a name on the Hub.")],
+    data: DataOption,
+    measurement: Annotated[
+        Path | None,
+        typer.Option(
+            "--measurement",
+            metavar="FILE",
+            show_default="measure now",
+            help="What `spikezip measure --json FILE` wrote; the story is then told with its settings.",
+        ),
+    ] = None,
+    qann: Annotated[
+        str | None, typer.Option("--qann", metavar="FOLDER", help="Its QANN: to compare with its own answers.")
+    ] = None,
+    sample: Annotated[int, typer.Option("--sample", min=0, metavar="N", help="Which sample is played, from 0.")] = 0,
+    samples: SamplesOption = None,
+    batch_size: BatchSizeOption = 8,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")] = Path("report.html"),
+) -> None:
+    """Write a report: summary with certificate, charts, tables, and one input that can be played step by step.
+
+    It is one HTML file that needs no network. Without --measurement it measures first, to equilibrium; for other
+    settings run [bold]spikezip measure[/] yourself.
+
+    [bold]Example[/]
+
+    [green]spikezip report ./snn --qann ./qann --data test.npz --samples 256 --sample 3[/]
+
+    [green]spikezip report ./snn --data dev.tsv --measurement measurement.json --out sst2.html[/]
+    """
+    from spikezip.measure.document import Measurement
+    from spikezip.measure.measuring import measure
+    from spikezip.show.need import need
+    from spikezip.show.report import report as write
+
+    need("plotly")  # before any work
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; a file is needed")
+    measured = None if measurement is None else Measurement.load(measurement)
+    found = samples_of.read(data)
+    if sample >= len(found):
+        raise InputError(f"--sample {sample}: {data} holds {len(found):,} samples, counted from 0")
+    network = load(snn, "snn")
+    quantized = None if qann is None else load(qann, "qann")
+    folder = locate(snn)
+    if measured is None:
+        total = min(len(found), samples or len(found))
+        with progress("measuring", total) as done:
+            measured = measure(
+                network,
+                samples_of.batches(found, network, folder, batch_size, total),
+                quantized,
+                certificate=_certificate(folder),
+                progress=done,
+                name=Path(snn).name,
+                data=data,
+                source=snn,
+                command=shlex.join(["spikezip", *sys.argv[1:]]),
+            )
+    else:
+        _check_same(measured, network, measurement)
+        certificate = _certificate(folder)
+        if measured.certificate is None and certificate is not None:
+            measured = replace(measured, certificate=json.loads(certificate.to_json()))
+    story = _story(network, quantized, _one(found, sample), folder, f"Sample {sample} of {data}", measured.settings)
+    path = write(measured, out, story)
+    say(f"report → {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def _story(network: Any, quantized: Any, one: samples_of.Samples, folder: Path, title: str, settings: Any) -> Any:
+    """The sample, played with the settings of the measurement; None, with a line that says why, if it cannot be."""
+    from spikezip.show.story import tell
+
+    (batch,) = samples_of.batches(one, network, folder, batch_size=1)
+    shown: dict[str, Any] = {}
+    if one.texts:
+        shown["tokenizer"] = AutoTokenizer.from_pretrained(folder)
+    else:
+        file = folder / "preprocessor_config.json"
+        pixels = Pixels.from_json(json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})
+        shown |= {"mean": pixels.mean, "std": pixels.std}
+    run = {"coding": settings.coding, "max_spike": settings.max_spike, "stagger": settings.stagger}
+    try:
+        return tell(
+            network, batch, quantized, title=title, steps=settings.steps, engine=settings.engine, **shown, **run
+        )
+    except InputError as error:
+        say(f"the report has no player: {error}")
+        return None
+
+
+def _one(found: samples_of.Samples, number: int) -> samples_of.Samples:
+    images: Any = found.images
+    part = images.take([number]) if isinstance(images, Split) else images[number : number + 1]
+    labels = None if found.labels is None else found.labels[number : number + 1]
+    return samples_of.Samples(found.texts[number : number + 1], part, labels)
+
+
+def _certificate(folder: Path) -> Certificate | None:
+    file = folder / CERTIFICATE
+    return Certificate.from_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def _check_same(measured: Any, network: Any, file: Path | None) -> None:
+    """A measurement of another network must not be shown as this one's."""
+    there, here = measured.model, network
+    pairs = {
+        "a {}": (there.class_, type(here).__name__),
+        "{} levels": (there.levels, here.quant_config.levels),
+        "weights of {} bits": (there.weight_bits, here.quant_config.weight_bits),
+        "{} sites": (there.sites, len(here.neurons)),
+    }
+    for words, (one, other) in pairs.items():
+        if one != other:
+            raise InputError(
+                f"--measurement {file} is of another network: it has {words.format(one)}, SNN {words.format(other)}"
+            )
+    names = {site.name for site in measured.sites}
+    if names != set(network.neurons):
+        odd = sorted(names ^ set(network.neurons))[0]
+        raise InputError(f"--measurement {file} is of another network: only one of the two has the site {odd!r}")

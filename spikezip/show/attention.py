@@ -1,0 +1,215 @@
+"""Where a spiking network looks: the attention that has accumulated up to each step, beside the quantized network's.
+
+At step t the tracers of an attention-probability site hold the spikes that it has fired so far. Times its scale they
+are the accumulated attention, which the paper's feature-map figure lays over the input as a mask.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spikezip.adoption import own_class
+from spikezip.batches import Batch
+from spikezip.errors import InputError
+from spikezip.execution import executing
+from spikezip.measure.equivalence import Recording
+from spikezip.quant.model import QuantizedModel
+from spikezip.show.sample import one_sample, real_tokens
+from spikezip.simulate import Run, SpikingModel, simulate
+from spikezip.simulate.outputs import primary
+from spikezip.spiking.attention import Attention
+
+ROLLED_OUT = "rolled out"
+_BYTES = 512 * 2**20  # spike trains that may be held at once: layers are recorded in groups that stay below
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Weights over patches or tokens: `over_time` is `[T, places]`, `qann` is `[places]`.
+
+    `name` is a site, averaged over heads, or "rolled out": all layers together.
+    """
+
+    name: str
+    over_time: Tensor
+    qann: Tensor
+
+    @property
+    def top(self) -> float:
+        """The largest weight of the quantized network: what counts as full brightness at every step."""
+        return max(float(self.qann.max()), 1e-12)
+
+    def shown(self, step: int) -> Tensor:
+        """The weights at a step (from 1; the last step stands for all after it), 0 … 1."""
+        return (self.over_time[min(step, len(self.over_time)) - 1] / self.top).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Attentions:
+    """The maps of one input: of each layer in order, then rolled out.
+
+    `grid` is the height and width of an image in patches; a text has None.
+    """
+
+    maps: tuple[AttentionMap, ...]
+    grid: tuple[int, int] | None
+    source: str  # whose attention it is: "the class token", …
+
+    @property
+    def last_layer(self) -> AttentionMap:
+        return self.maps[-2]
+
+    def __getitem__(self, name: str) -> AttentionMap:
+        for one in self.maps:
+            if one.name == name:
+                return one
+        raise InputError(f"there is no attention map {name!r}; there are {', '.join(m.name for m in self.maps)}")
+
+
+@torch.no_grad()
+def attention_maps(
+    snn: SpikingModel,
+    batch: Batch,
+    qann: QuantizedModel | None = None,
+    *,
+    sample: int = 0,
+    steps: Any = "equilibrium",
+    **settings: Any,
+) -> Attentions:
+    """The accumulated attention of one sample at every step: of each layer, and rolled out over all of them.
+
+    The weights are those of the class token; of the last token in a network that reads from left to right; the mean
+    over all, where there is no such token. Rolled out means that half of each layer's input passes it by, as the
+    residual connection does, and layers are multiplied (Abnar and Zuidema, 2020).
+
+    Args:
+        qann: the quantized network to compare with. Without one it is computed from the SNN's own weights.
+        settings: how to simulate, as `spikezip.simulate` takes it.
+
+    Example:
+        >>> import spikezip, transformers
+        >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
+        >>> qann = spikezip.quantize(transformers.ViTModel(vit), spikezip.QuantConfig(levels=8))
+        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> found = attention_maps(snn, torch.randn(1, 3, 32, 32), qann)
+        >>> [one.name for one in found.maps], found.grid, found.source
+        (['layers.0.attention.p', 'rolled out'], (2, 2), 'the class token')
+        >>> torch.equal(found["rolled out"].over_time[-1], found["rolled out"].qann)
+        True
+    """
+    inputs, _ = one_sample(snn, batch, sample)
+    run = simulate(snn, inputs, steps, **settings)
+    return maps_of(snn, inputs, qann_answer(snn, qann, inputs)[1], run, steps, settings)
+
+
+def qann_answer(
+    snn: SpikingModel, qann: QuantizedModel | None, inputs: dict[str, Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The quantized network's output and the codes of its sites.
+
+    Outside an engine the modules of a spiking network are those of its quantized network, so that one is not needed.
+    """
+    recording = Recording()
+    with torch.no_grad(), executing(recording):
+        if qann is None:
+            return primary(snn.network(**inputs)), recording.seen
+        was_training = qann.training
+        qann.eval()
+        try:
+            moved = {k: v.to(qann.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+            return primary(qann(**moved)), recording.seen
+        finally:
+            qann.train(was_training)
+
+
+def maps_of(
+    snn: SpikingModel, inputs: dict[str, Any], codes: Mapping[str, Tensor], run: Run, steps: Any, settings: Any
+) -> Attentions:
+    """As `attention_maps`, when one run and the codes of the quantized network are there already."""
+    layers = {module.p.name: module for module in snn.modules() if isinstance(module, Attention)}
+    names = [site for site in run.spike_counts if site in layers]  # in the order of execution
+    if not names:
+        raise InputError(f"{own_class(snn).__name__} has no attention")
+    windows = [name for name in names if codes[name].shape[0] != 1]
+    if windows:
+        raise InputError(
+            f"{windows[0]} attends within windows: there is no one weight from one place to all others to show"
+        )
+    view = _view(snn, inputs, codes[names[0]].shape[-1])
+    identity = torch.eye(len(view.start), dtype=torch.float64)
+    start = view.start.expand(run.steps + 1, -1)
+    rolled, maps = start, []
+    for name, over_time in _recorded(snn, inputs, names, run, steps, settings):
+        # The quantized network goes along as one more step: equal codes then give equal maps, to the last bit.
+        still = codes[name].to(over_time)[None]
+        attention = torch.cat([over_time, still])[:, 0].double().mean(dim=1)  # [T + 1, n, n]
+        attention *= layers[name].p.step_size.detach().cpu().double()
+        maps.append(view.map(name, _from(start, attention)))
+        mixed = attention + identity
+        rolled = _from(rolled, mixed / mixed.sum(dim=-1, keepdim=True))
+    return Attentions((*reversed(maps), view.map(ROLLED_OUT, rolled)), view.grid, view.source)
+
+
+def _recorded(
+    snn: SpikingModel, inputs: dict[str, Any], names: list[str], run: Run, steps: Any, settings: Any
+) -> Iterator[tuple[str, Tensor]]:
+    """For each site, from the last layer to the first, its tracers over time `[T, 1, heads, n, n]`."""
+    groups: list[list[str]] = []
+    room = 0
+    for name in reversed(names):
+        size = 5 * run.steps * run.neurons[name]  # spikes as int8 and their running sum as int32
+        if size > room:
+            groups.append([])
+            room = max(_BYTES, size)
+        groups[-1].append(name)
+        room -= size
+    for group in groups:
+        trains = simulate(snn, inputs, steps, **settings, record=group).trains
+        for name in group:
+            yield name, trains.pop(name).cpu().cumsum(dim=0, dtype=torch.int32)
+
+
+def _from(weights: Tensor, attention: Tensor) -> Tensor:
+    """Weights `[…, n]` over queries, carried on to keys by `attention` `[…, n, n]`."""
+    return (weights.unsqueeze(-2) @ attention).squeeze(-2)
+
+
+@dataclass(frozen=True)
+class _View:
+    """Which query is looked from, and which keys are shown."""
+
+    start: Tensor  # [n], the weights of queries
+    shown: Tensor  # [n], which keys
+    grid: tuple[int, int] | None
+    source: str
+
+    def map(self, name: str, weights: Tensor) -> AttentionMap:
+        """From weights `[T + 1, n]`, the last of which are the quantized network's."""
+        seen = weights[:, self.shown].float()
+        return AttentionMap(name, seen[:-1], seen[-1])
+
+
+def _view(snn: SpikingModel, inputs: Mapping[str, Any], places: int) -> _View:
+    start = torch.zeros(places, dtype=torch.float64)
+    if snn.main_input_name == "pixel_values":
+        height, width = inputs["pixel_values"].shape[-2:]
+        patch = snn.config.patch_size
+        down, right = (patch, patch) if isinstance(patch, int) else patch
+        grid = (height // down, width // right)
+        before = places - grid[0] * grid[1]  # the class token and its like
+        if before < 0:
+            raise InputError(f"attention is over {places} places, fewer than the {grid[0]} × {grid[1]} patches")
+        shown = torch.arange(places) >= before
+        if before:
+            start[0] = 1
+            return _View(start, shown, grid, "the class token")
+        return _View(start + 1 / places, shown, grid, "all patches, on average")
+    shown = real_tokens(inputs)
+    if any(getattr(m, "is_causal", False) for m in snn.modules() if hasattr(m, "sesa")):
+        start[int(shown.nonzero().max())] = 1
+        return _View(start, shown, None, "the last token")
+    start[int(shown.nonzero().min())] = 1
+    return _View(start, shown, None, "the first token")

@@ -1,0 +1,57 @@
+"""`spikezip report`: from folders and files to one page."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from spikezip.cli.report import report
+from spikezip.errors import ConfigError, InputError
+from spikezip.measure.document import Measurement
+
+
+def _block(page: str, name: str) -> object:
+    return json.loads(re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("name", "file"), [("vit", "images.npz"), ("bert", "dev.tsv")])
+def test_measure_and_report(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, file: str
+) -> None:
+    out = tmp_path / "report.html"
+    report(str(home / f"{name}-snn"), str(home / file), qann=str(home / f"{name}-qann"), samples=4, sample=2, out=out)
+    assert "report → " in capsys.readouterr().out
+    page = out.read_text(encoding="utf-8")
+    told, measured = _block(page, "story"), _block(page, "measurement")
+    assert told["predictions"][-1] == told["qann"]["prediction"]  # type: ignore[index]
+    assert measured["data"]["samples"] == 4  # type: ignore[index]
+    if name == "bert":
+        assert told["tokens"][0]["text"] == "[CLS]"  # type: ignore[index]
+    else:
+        assert told["picture"]["height"] == 16  # type: ignore[index]
+
+
+def test_report_of_a_measurement(home: Path, tmp_path: Path) -> None:
+    snn, data = str(home / "vit-snn"), str(home / "images.npz")
+    report(snn, data, samples=2, out=tmp_path / "first.html")
+    measured = Measurement.from_json(_block((tmp_path / "first.html").read_text(encoding="utf-8"), "measurement"))
+    file = measured.save(tmp_path / "m.json")
+    report(snn, data, measurement=file, sample=9, out=tmp_path / "second.html")
+    assert _block((tmp_path / "second.html").read_text(encoding="utf-8"), "measurement") == measured.to_json()
+    with pytest.raises(InputError, match=r"m.json is of another network: it has a ViTForImage.*, SNN a BertFor"):
+        report(str(home / "bert-snn"), str(home / "dev.tsv"), measurement=file, out=tmp_path / "third.html")
+
+
+def test_mistakes(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snn, data = str(home / "vit-snn"), str(home / "images.npz")
+    with pytest.raises(InputError, match=r"--sample 10: .*images.npz holds 10 samples, counted from 0"):
+        report(snn, data, sample=10)
+    with pytest.raises(ConfigError, match="is a folder; a file is needed"):
+        report(snn, data, out=tmp_path)
+    (tmp_path / "m.json").write_text("{}")
+    with pytest.raises(InputError, match=r"m.json: this is no measurement"):
+        report(snn, data, measurement=tmp_path / "m.json")
+    monkeypatch.setattr("spikezip.show.need.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pictures need plotly: pip install 'spikezip\[show\]'"):
+        report(snn, data)

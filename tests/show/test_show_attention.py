@@ -1,0 +1,114 @@
+"""Accumulated attention: at equilibrium it is the quantized network's, to the last bit."""
+
+import pytest
+import tiny_models
+import torch
+from shown import BERT, VIT, networks
+
+import spikezip
+from spikezip.errors import InputError
+from spikezip.show import attention
+from spikezip.show.attention import ROLLED_OUT, attention_maps
+from spikezip.show.feature_map import attention_figure, masked
+from spikezip.spiking.attention import Attention
+
+WITH_ONE_ATTENTION = [name for name in tiny_models.HEADS if not name.startswith("Swin")]
+
+
+@pytest.mark.parametrize("name", WITH_ONE_ATTENTION)
+def test_last_step_is_the_qann(name: str) -> None:
+    qann, snn, batch = networks(name)
+    found = attention_maps(snn, batch, qann, sample=1)
+    layers = sum(isinstance(module, Attention) for module in snn.modules())
+    assert [one.name for one in found.maps[-1:]] == [ROLLED_OUT]
+    assert len(found.maps) == layers + 1
+    for one in found.maps:
+        assert torch.equal(one.over_time[-1], one.qann)
+        assert not torch.equal(one.over_time[0], one.qann)
+        assert one.qann.sum() > 0
+    if found.grid is not None:
+        assert found.grid == (4, 4)
+        assert found.maps[0].qann.shape == (16,)
+    else:
+        assert found.maps[0].qann.shape == (5,)  # the second sentence has five tokens; padding is not shown
+
+
+def test_maps_are_the_spikes_so_far() -> None:
+    """By hand: spikes of a site added up, times its scale, mean over heads, the row of the class token."""
+    qann, snn, batch = networks(VIT)
+    found = attention_maps(snn, batch, qann, sample=2, steps=7)
+    inputs = {"pixel_values": batch["pixel_values"][2:]}
+    for site in ("layers.0.attention.p", "layers.1.attention.p"):
+        train = spikezip.simulate(snn, inputs, 7, "spike", record=[site]).trains[site].double()
+        scale = snn.neurons[site].step_size.double()
+        for step in (1, 4, 7):
+            expected = (train[:step].sum(dim=0)[0].mean(dim=0)[0, 1:] * scale).float()
+            assert torch.equal(found[site].over_time[step - 1], expected)
+
+
+def test_rolled_out_by_hand() -> None:
+    qann, snn, batch = networks(BERT)
+    found = attention_maps(snn, batch, qann, sample=0)
+    inputs = {key: value[:1] for key, value in batch.items() if key != "labels"}
+    product = torch.eye(9, dtype=torch.float64)
+    with torch.no_grad():
+        for layer in qann(**inputs, output_attentions=True).attentions:  # from the first layer to the last
+            mixed = layer[0].double().mean(dim=0) + torch.eye(9, dtype=torch.float64)
+            product = (mixed / mixed.sum(dim=-1, keepdim=True)) @ product
+    # The order of the products differs, so the last bits may.
+    torch.testing.assert_close(found[ROLLED_OUT].qann, product[0].float())
+
+
+def test_without_a_qann_it_is_computed_from_the_snn() -> None:
+    qann, snn, batch = networks(VIT)
+    for with_, without in zip(attention_maps(snn, batch, qann).maps, attention_maps(snn, batch).maps, strict=True):
+        assert torch.equal(with_.qann, without.qann)
+
+
+def test_layers_recorded_apart_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    qann, snn, batch = networks(VIT)
+    together = attention_maps(snn, batch, qann)
+    monkeypatch.setattr(attention, "_BYTES", 1)
+    apart = attention_maps(snn, batch, qann)
+    for one, other in zip(together.maps, apart.maps, strict=True):
+        assert torch.equal(one.over_time, other.over_time)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [(VIT, "the class token"), (BERT, "the first token"), ("GPT2LMHeadModel", "the last token")]
+)
+def test_whose_attention_it_is(name: str, source: str) -> None:
+    qann, snn, batch = networks(name)
+    assert attention_maps(snn, batch, qann, sample=1).source == source
+
+
+def test_what_cannot_be_shown() -> None:
+    qann, snn, batch = networks("SwinForImageClassification")
+    with pytest.raises(InputError, match="attends within windows"):
+        attention_maps(snn, batch, qann)
+    qann, snn, batch = networks(VIT)
+    with pytest.raises(InputError, match="no sample 3: the batch holds 3"):
+        attention_maps(snn, batch, qann, sample=3)
+    with pytest.raises(InputError, match=r"no attention map 'x'; there are layers\.0"):
+        attention_maps(snn, batch, qann)["x"]
+    with pytest.raises(InputError, match="counted from 1"):
+        attention_figure(snn, batch, at=(0, 1))
+
+
+def test_figures() -> None:
+    qann, snn, batch = networks(VIT)
+    axes = attention_figure(snn, batch, qann, at=(1, 99)).axes
+    shown = [axis.images[0].get_array() for axis in axes]
+    assert (shown[2] == shown[3]).all()  # step 99 is long after equilibrium
+    assert not (shown[1] == shown[3]).all()
+    qann, snn, batch = networks(BERT)
+    (axis,) = attention_figure(snn, batch, qann, sample=1, at=(1, 2)).axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["T = 1", "T = 2", "QANN"]
+    assert len(axis.texts) == 3 * 5
+
+
+def test_mask_follows_the_patches() -> None:
+    image = torch.full((4, 6, 3), 100, dtype=torch.uint8)
+    weights = torch.tensor([0.0, 1.0, 1.0, 0.0])
+    found = masked(image, weights, (2, 2))[..., 0]
+    assert found.tolist() == [[15, 15, 15, 100, 100, 100]] * 2 + [[100, 100, 100, 15, 15, 15]] * 2
