@@ -15,6 +15,8 @@ from spikezip.training.stage import folded
 from spikezip.training.trainer import share_batch
 from spikezip.training.work import Work
 
+FLOATS = ("finetune", "relu")
+
 
 def check_stages(work: Work, model: Any, trained_head: bool) -> None:
     """Refuse a recipe that cannot be carried out with this model and this data."""
@@ -25,7 +27,7 @@ def check_stages(work: Work, model: Any, trained_head: bool) -> None:
     if work.recipe.precision == "bf16" and work.state.device.type == "cpu" and not work.cpu:
         raise ConfigError("precision bf16 needs a GPU, and there is none: --set precision=float32")
     can_teach = trained_head and not quantized
-    for name in ("finetune", "relu", "qat"):
+    for name in (*FLOATS, "qat"):
         settings: TrainStage | None = getattr(stages, name)
         if settings is None or (quantized and name != "qat"):
             continue
@@ -43,7 +45,13 @@ def _check_stage(work: Work, name: str, settings: TrainStage, model: Any, can_te
         raise ConfigError(f"{name}: {error}") from None
     if settings.compile and name == "qat":
         raise ConfigError("qat.compile: compilers reorder sums, and codes would differ; leave it off")
-    if settings.distill is not None and settings.distill.teacher == "previous" and not can_teach:
+    earlier = FLOATS[: FLOATS.index(name)] if name in FLOATS else FLOATS
+    teacher = settings.distill.teacher if settings.distill is not None else None
+    if teacher in FLOATS and (teacher not in earlier or getattr(work.recipe.stages, teacher) is None):
+        raise ConfigError(f"{name}.distill.teacher: no stage {teacher} comes before {name} in this recipe")
+    if teacher in FLOATS and isinstance(model, QuantizedModel):
+        raise ConfigError(f"{name}.distill.teacher: the network is quantized already, so no stage {teacher} is run")
+    if teacher == "previous" and not can_teach:
         raise ConfigError(
             f"{name}.distill: the network before this stage cannot teach, its head is not trained on these classes "
             f"(or it is quantized already). Add a stage before it, name a teacher, or set {name}.distill=null"

@@ -17,7 +17,8 @@ class Distillation(Settings):
     Args:
         weight: factor of this loss; the loss on the labels has the factor 1.
         temperature: both networks' logits are divided by it.
-        teacher: `previous` is the network as it was before this stage; otherwise a folder or Hub name.
+        teacher: `previous` is the network as it was before this stage; `finetune` or `relu` is the one that stage of
+            the run left; otherwise a folder or Hub name.
 
     Example:
         >>> Distillation(temperature=0)

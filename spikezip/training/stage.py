@@ -90,15 +90,17 @@ def train_stage(work: Work, name: str, model: Any, settings: TrainStage, previou
 def _teacher(work: Work, name: str, settings: TrainStage, previous: Any) -> Any:
     if settings.distill is None:
         return None
-    if settings.distill.teacher != "previous":
-        teacher = make_model(ModelSettings(path=settings.distill.teacher), work.inputs.data)
+    named = settings.distill.teacher
+    if named in ("finetune", "relu"):  # `check` saw to it that it is there
+        return make_model(ModelSettings(path=str(work.folder.stage(named) / MODEL)), work.inputs.data)
+    if named != "previous":
+        teacher = make_model(ModelSettings(path=named), work.inputs.data)
         if getattr(teacher, "has_new_head", False):
-            raise ConfigError(f"{name}.distill.teacher: {settings.distill.teacher} has no head for these classes")
+            raise ConfigError(f"{name}.distill.teacher: {named} has no head for these classes")
         channels = work.inputs.other_channels(teacher)
         if channels is not None:
             raise ConfigError(
-                f"{name}.distill.teacher: {settings.distill.teacher} takes {teacher.config.num_channels} channels, "
-                f"the data has {channels}"
+                f"{name}.distill.teacher: {named} takes {teacher.config.num_channels} channels, the data has {channels}"
             )
         return teacher
     return copy.deepcopy(previous)  # `check` saw to it that there is one

@@ -110,3 +110,32 @@ def test_a_network_that_cannot_teach_is_refused(tmp_path: Path) -> None:
     qann = toys.run(toys.vit(hidden_act="relu"), stages, data, tmp_path / "qann").qann
     with pytest.raises(ConfigError, match=r"qat\.distill: the network before this stage cannot teach"):
         toys.run(qann, {"qat": toys.stage(distill={})}, data, tmp_path / "no")
+
+
+def test_the_network_of_an_earlier_stage_teaches(tmp_path: Path) -> None:
+    """The same as naming its folder; another teacher than the network just before."""
+    stages = {
+        "finetune": toys.stage(epochs=2),
+        "relu": toys.stage(epochs=1),
+        "quantize": {"levels": 8, "batches": 1},
+        "qat": toys.stage(epochs=1, distill={"teacher": "finetune", "weight": 3.0}),
+    }
+    named = toys.run(toys.vit(), stages, toys.images(), tmp_path / "named")
+    folder = str(tmp_path / "named" / "finetune" / "model")
+    stages["qat"] = toys.stage(epochs=1, distill={"teacher": folder, "weight": 3.0})
+    by_folder = toys.run(toys.vit(), stages, toys.images(), tmp_path / "folder")
+    stages["qat"] = toys.stage(epochs=1, distill={"weight": 3.0})
+    by_previous = toys.run(toys.vit(), stages, toys.images(), tmp_path / "previous")
+    weights, same, other = (made.model.state_dict() for made in (named, by_folder, by_previous))
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert not all(torch.equal(weights[name], other[name]) for name in weights)
+
+
+@pytest.mark.parametrize("stage", ["finetune", "relu"])
+def test_a_stage_that_is_not_there_cannot_teach(stage: str, tmp_path: Path) -> None:
+    stages = {stage: toys.stage(epochs=1, distill={"teacher": stage})}
+    with pytest.raises(ConfigError, match=f"no stage {stage} comes before {stage}"):
+        toys.run(toys.vit(), stages, toys.images(), tmp_path / "a")
+    stages = {"quantize": {"levels": 8}, "qat": toys.stage(epochs=1, distill={"teacher": stage})}
+    with pytest.raises(ConfigError, match=f"no stage {stage} comes before qat"):
+        toys.run(toys.vit(), stages, toys.images(), tmp_path / "b")
