@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from spikezip.cli.compare import compare
 from spikezip.cli.convert import convert
 from spikezip.cli.demo import demo
+from spikezip.cli.exits import exits
 from spikezip.cli.inspect import inspect
 from spikezip.cli.measure import measure
 from spikezip.cli.quantize import quantize
@@ -88,7 +89,8 @@ def spikezip(
     [bold]train[/] carries out a recipe, from a float model to a certified spiking network.
     [bold]verify[/] shows that QANN and SNN agree in every bit; [bold]inspect[/] shows what is in a folder.
     [bold]measure[/] counts accuracy, spikes and energy over time; [bold]compare[/] puts such files side by side.
-    [bold]tune[/] looks for settings that save spikes or steps; [bold]report[/] shows it all on one page.
+    [bold]tune[/] looks for settings that save spikes or steps; [bold]exits[/] lets samples leave when they are sure.
+    [bold]report[/] shows it all on one page.
     [bold]demo[/] does it all on something small.
     """
     # Reading a small folder needs no progress bar of its own; downloads from the Hub keep theirs.
@@ -96,5 +98,5 @@ def spikezip(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-for verb in (quantize, train, convert, verify, simulate, measure, compare, tune, report, inspect, demo):
+for verb in (quantize, train, convert, verify, simulate, measure, compare, tune, exits, report, inspect, demo):
     app.command()(verb)

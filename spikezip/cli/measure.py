@@ -40,7 +40,8 @@ def measure(
     snn: Annotated[str, typer.Argument(metavar="SNN", help="A spiking network: a folder, or a name on the Hub.")],
     data: DataOption,
     qann: Annotated[
-        str | None, typer.Option("--qann", metavar="FOLDER", help="Its QANN: agreement is then with its own answers.")
+        str | None,
+        typer.Option("--qann", metavar="FOLDER", help="Its QANN: to compare with its answers and its codes."),
     ] = None,
     float_model: Annotated[
         str | None,
@@ -81,6 +82,9 @@ def measure(
     ] = None,
 ) -> None:
     """Measure a spiking network on a data set: accuracy over time, latency, activity, operations, energy.
+
+    With --qann the same run also compares the codes of every site, as [bold]spikezip verify[/] does: one line says
+    whether they are equal, and the certificate goes into the document.
 
     Ctrl-C keeps what is done, if there is a --folder; --resume goes on from there. `accelerate launch` starts several
     processes, which share the batches. [bold]spikezip compare[/] puts several results side by side.

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from spikezip.cli.screen import out, say
 from spikezip.measure.activity import by_kind
+from spikezip.measure.certificate import Certificate
 from spikezip.measure.document import Measurement
 from spikezip.measure.over_time import shown_steps
 
@@ -36,6 +37,7 @@ def show(measurement: Measurement) -> None:
         f"{model.sites} sites, {model.neurons:,.0f} neurons"
     )
     say(f"{data.samples:,} samples{f' of {data.name}' if data.name else ''}, {_settings(measurement)}")
+    _certificate(measurement)
     console.print(_over_time(measurement))
     _latency(measurement)
     console.print(_activity(measurement))
@@ -50,6 +52,19 @@ def _settings(m: Measurement) -> str:
     more = [f"largest spike {s.max_spike}"] if s.max_spike != 1 else []
     more += [f"stagger {s.stagger:g}"] if s.stagger else []
     return ", ".join([until, f"{s.engine} engine", f"{s.coding} input", *more])
+
+
+def _certificate(m: Measurement) -> None:
+    """One line: whether the SNN is the QANN. Nothing, if there was no QANN and no certificate beside the network."""
+    if m.certificate is not None:
+        found = Certificate(**m.certificate)
+        whence = "certificate" if m.qann is not None else "certificate in the network's folder"
+        text, style = f"{whence}: {found}", "green" if found.exact else "red"
+    elif m.qann is not None:
+        text, style = "certificate: none, codes are final only at equilibrium: try --steps equilibrium", "yellow"
+    else:
+        return
+    out().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _over_time(m: Measurement) -> Table:

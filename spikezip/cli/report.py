@@ -18,6 +18,7 @@ from spikezip.cli.screen import progress, say
 from spikezip.data import Pixels, Split
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.certificate import Certificate
+from spikezip.measure.equivalence import verify
 
 
 def report(
@@ -33,7 +34,8 @@ def report(
         ),
     ] = None,
     qann: Annotated[
-        str | None, typer.Option("--qann", metavar="FOLDER", help="Its QANN: to compare with its own answers.")
+        str | None,
+        typer.Option("--qann", metavar="FOLDER", help="Its QANN: to compare with its answers and its codes."),
     ] = None,
     sample: Annotated[int, typer.Option("--sample", min=0, metavar="N", help="Which sample is played, from 0.")] = 0,
     samples: SamplesOption = None,
@@ -43,7 +45,8 @@ def report(
     """Write a report: summary with certificate, charts, tables, and one input that can be played step by step.
 
     It is one HTML file that needs no network. Without --measurement it measures first, to equilibrium; for other
-    settings run [bold]spikezip measure[/] yourself.
+    settings run [bold]spikezip measure[/] yourself. With --qann there is always a certificate: if the measurement and
+    the SNN's folder have none, the networks are compared now.
 
     [bold]Example[/]
 
@@ -53,10 +56,8 @@ def report(
     """
     from spikezip.measure.document import Measurement
     from spikezip.measure.measuring import measure
-    from spikezip.show.need import need
     from spikezip.show.report import report as write
 
-    need("plotly")  # before any work
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; a file is needed")
     measured = None if measurement is None else Measurement.load(measurement)
@@ -82,8 +83,14 @@ def report(
             )
     else:
         _check_same(measured, network, measurement)
-        certificate = _certificate(folder)
-        if measured.certificate is None and certificate is not None:
+        certificate = None
+        if measured.certificate is None:
+            certificate = _certificate(folder)
+            if certificate is None and quantized is not None:
+                total = min(len(found), samples or measured.data.samples)
+                stream = samples_of.batches(found, network, folder, batch_size, total)
+                certificate = _verified(quantized, network, stream, total, measured.settings)
+        if certificate is not None:
             measured = replace(measured, certificate=json.loads(certificate.to_json()))
     story = _story(network, quantized, _one(found, sample), folder, f"Sample {sample} of {data}", measured.settings)
     path = write(measured, out, story)
@@ -122,6 +129,21 @@ def _one(found: samples_of.Samples, number: int) -> samples_of.Samples:
 def _certificate(folder: Path) -> Certificate | None:
     file = folder / CERTIFICATE
     return Certificate.from_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def _verified(quantized: Any, network: Any, stream: Any, total: int, settings: Any) -> Certificate:
+    """For a measurement that was made without the QANN: both networks compared, with its settings, at equilibrium."""
+    with progress("verifying", total) as done:
+        return verify(
+            quantized,
+            network,
+            stream,
+            engine=settings.engine,
+            coding=settings.coding,
+            max_spike=settings.max_spike,
+            stagger=settings.stagger,
+            progress=done,
+        )
 
 
 def _check_same(measured: Any, network: Any, file: Path | None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spikezip.batches import Batch, prepare
 from spikezip.execution import SiteLike, executing
-from spikezip.measure.equivalence import Recording
+from spikezip.measure.comparison import Recording
 from spikezip.quant.model import QuantizedModel
 from spikezip.quant.synapse import QuantSynapse
 

@@ -15,7 +15,7 @@ from spikezip.errors import CheckpointError, ConfigError, InputError
 from spikezip.measure.processes import Processes
 from spikezip.measure.tally import Tally
 
-FORMAT, VERSION = "spikezip-measurement-state", 1
+FORMAT, VERSION = "spikezip-measurement-state", 2  # 2: with the comparison
 RESULT = "measurement.json"
 _WHAT = {"snn": "another spiking network", "qann": "another QANN", "float": "another float model"}
 

@@ -59,12 +59,14 @@ def measure(
     Args:
         snn: what `spikezip.convert` made.
         batches: dicts of model inputs, with "labels" where accuracy is wanted.
-        qann: the network that `snn` came from; agreement is then with its own answers. Left out, it is with those of
-            the spiking network when it has settled, which are the same if `verify` says so.
+        qann: the network that `snn` came from; agreement is then with its own answers, and the codes of every site are
+            compared with its codes, as `verify` does: the document has a certificate. With a fixed number of steps it
+            has one only if every sample settled in them: before that, codes are not final. Left out, agreement is with
+            the spiking network when it has settled, which is the same if `verify` says so.
         steps, engine, coding, max_spike, stagger, chunk, max_steps: as for `simulate`.
         float_model: the network before quantization; its accuracy on the same samples stands beside.
         energy_model: energies per operation; by default those of 45 nm that the paper uses.
-        certificate: what `verify` said; kept in the document.
+        certificate: what `verify` said, for a document without `qann`; with it, this run says it.
         device: where to compute; networks are moved there. By default where `snn` is.
         folder: keeps the state after every `save_every` batches, and the document in the end.
         resume: go on with the state in `folder`. It ends in the document of a run that was never stopped.
@@ -78,8 +80,8 @@ def measure(
         >>> qann = spikezip.calibrate(spikezip.quantize(model), torch.randn(2, 3, 32, 32))
         >>> batch = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
         >>> measurement = measure(spikezip.convert(qann), [batch], qann)
-        >>> measurement.data.samples, measurement.over_time.agreement[-1], measurement.latency.unsettled
-        (2, 1.0, 0)
+        >>> measurement.data.samples, measurement.over_time.agreement[-1], measurement.certificate["exact"]
+        (2, 1.0, True)
     """
     networks = {"snn": snn, "qann": qann, "float": float_model}
     options = {"coding": coding, "max_spike": max_spike, "stagger": stagger, "max_steps": max_steps, "chunk": chunk}
@@ -116,6 +118,13 @@ def measure(
     whole = sum((Tally.from_json(part) for part in processes.gather(journal.tally.to_json())), Tally())
     if not whole.samples:
         raise InputError("the data set is empty: measure needs at least one batch")
+    if qann is not None:
+        assert whole.comparison is not None  # there is a batch
+        certificate = None
+        if steps == "equilibrium" or not whole.comparison.unsettled:
+            certificate = whole.comparison.certificate(
+                snn, engine=engine, coding=coding, max_spike=max_spike, stagger=stagger
+            )
     measurement = Measurement(
         name=name or f"{type(snn).__name__}, {snn.quant_config.levels} levels",
         model=model_facts(snn, whole, source),

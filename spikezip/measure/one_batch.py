@@ -12,6 +12,7 @@ from spikezip.batches import Batch, prepare
 from spikezip.errors import InputError
 from spikezip.measure.activity import activity
 from spikezip.measure.answers import Head, answers
+from spikezip.measure.comparison import compare_batch, reference
 from spikezip.measure.complexity import complexity
 from spikezip.measure.latency import tally as count_steps
 from spikezip.measure.operations import operations, sites_to_record
@@ -48,19 +49,25 @@ class OneBatch:
             record=sites_to_record(self.snn, inputs),
             **self.options,
         )
-        others = [None if n is None else primary(n(**prepare(n, batch).inputs)) for n in (self.qann, self.float_model)]
+        said = compared = float_said = None
+        if self.qann is not None:
+            said, codes = reference(self.qann, prepare(self.qann, batch).inputs)
+            compared = compare_batch(number, said, codes, run)
+        if self.float_model is not None:
+            float_said = primary(self.float_model(**prepare(self.float_model, batch).inputs))
         counted = operations(self.snn, run, inputs)
         rows = () if before.complexity else complexity(self.snn, run, inputs, counted)
         return Tally(
             batches=1,
             samples=len(run.t_eq),
             labelled=int(labels is not None),
-            answers=answers(self.head, run.logits_per_step, labels, inputs.get("attention_mask"), *others),
+            answers=answers(self.head, run.logits_per_step, labels, inputs.get("attention_mask"), said, float_said),
             t_eq=count_steps(t for t in run.t_eq if t is not None),
             unsettled=sum(t is None for t in run.t_eq),
             sites=activity(run),
             operations=counted,
             complexity=tuple(row.to_json() for row in rows),
+            comparison=compared,
         )
 
 

@@ -1,13 +1,16 @@
 """Everything that is summed over a data set. A tally of two batches is the sum of their tallies."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from spikezip.measure.activity import SiteSums
 from spikezip.measure.answers import AnswerSums
+from spikezip.measure.comparison import Comparison
 from spikezip.measure.latency import add_tallies
 from spikezip.measure.plain import Plain
 from spikezip.measure.rows import Operations
+
+Sum = TypeVar("Sum", Operations, Comparison)
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Tally(Plain):
         t_eq: T_eq → samples; `unsettled` have none.
         operations: None until there is a batch.
         complexity: of the first batch.
+        comparison: with the codes of the QANN; None without one.
 
     Example:
         >>> tally = Tally(batches=1, samples=2, t_eq={"3": 2}, sites={"a": SiteSums(neurons=4, spikes=(1, 2))})
@@ -38,6 +42,7 @@ class Tally(Plain):
     sites: dict[str, SiteSums] = field(default_factory=dict)
     operations: Operations | None = None
     complexity: tuple[Any, ...] = ()
+    comparison: Comparison | None = None
 
     def __add__(self, other: "Tally") -> "Tally":
         nothing = SiteSums()
@@ -52,6 +57,7 @@ class Tally(Plain):
             sites={name: self.sites.get(name, nothing) + other.sites.get(name, nothing) for name in names},
             operations=_sum(self.operations, other.operations),
             complexity=self.complexity or other.complexity,
+            comparison=_sum(self.comparison, other.comparison),
         )
 
     @property
@@ -59,5 +65,5 @@ class Tally(Plain):
         return max(len(sums.spikes) for sums in self.sites.values())
 
 
-def _sum(a: Operations | None, b: Operations | None) -> Operations | None:
+def _sum(a: Sum | None, b: Sum | None) -> Sum | None:
     return b if a is None else a if b is None else a + b

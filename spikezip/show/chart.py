@@ -1,6 +1,7 @@
 """A chart as plain data: what is drawn, apart from who draws it.
 
-`static` draws it with matplotlib, for papers; `interactive` with plotly, for the report. Both show the same numbers.
+`static` draws it with matplotlib, for papers; `interactive` describes it for plotly, for the report. Both show the same
+numbers.
 """
 
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class Chart:
         return draw(self)
 
     def plotly(self) -> Any:
-        """A plotly figure."""
+        """A figure of the plotly package."""
         from spikezip.show.interactive import draw
 
         return draw(self)
@@ -105,10 +106,10 @@ class Heat:
         return draw_heat(self)
 
     def plotly(self) -> Any:
-        """A plotly figure."""
-        from spikezip.show.interactive import draw_heat
+        """A figure of the plotly package."""
+        from spikezip.show.interactive import draw
 
-        return draw_heat(self)
+        return draw(self)
 
     def save(self, path: str | Path) -> Path:
         """Write it as .png, .svg or .pdf (matplotlib), or as .html (plotly, needs no network)."""

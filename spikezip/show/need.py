@@ -6,7 +6,6 @@ from typing import Any
 
 from spikezip.errors import ConfigError
 
-EXTRA = ("matplotlib", "plotly")
 INSTALL = "pip install 'spikezip[show]'"
 
 
@@ -24,8 +23,3 @@ def need(module: str) -> Any:
     if find_spec(package) is None:
         raise ConfigError(f"pictures need {package}: {INSTALL}")
     return import_module(module)
-
-
-def is_installed() -> bool:
-    """Whether the packages of the extra `show` are here."""
-    return all(find_spec(package) is not None for package in EXTRA)

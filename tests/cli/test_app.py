@@ -20,6 +20,7 @@ VERBS = [
     "measure",
     "compare",
     "tune",
+    "exits",
     "report",
     "inspect",
     "demo",

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,8 @@ def test_measure_and_report(
     told, measured = _block(page, "story"), _block(page, "measurement")
     assert told["predictions"][-1] == told["qann"]["prediction"]  # type: ignore[index]
     assert measured["data"]["samples"] == 4  # type: ignore[index]
+    certificate = measured["certificate"]  # type: ignore[index]
+    assert (certificate["exact"], certificate["samples"]) == (True, 4)
     if name == "bert":
         assert told["tokens"][0]["text"] == "[CLS]"  # type: ignore[index]
     else:
@@ -43,7 +47,22 @@ def test_report_of_a_measurement(home: Path, tmp_path: Path) -> None:
         report(str(home / "bert-snn"), str(home / "dev.tsv"), measurement=file, out=tmp_path / "third.html")
 
 
-def test_mistakes(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_qann_there_is_always_a_certificate(home: Path, tmp_path: Path) -> None:
+    """Also for a measurement that was made without one, of a network that has none beside it."""
+    shutil.copytree(home / "vit-snn", tmp_path / "snn", ignore=shutil.ignore_patterns("certificate.json"))
+    snn, data, page = str(tmp_path / "snn"), str(home / "images.npz"), tmp_path / "page.html"
+    report(snn, data, samples=2, out=page)
+    measured = Measurement.from_json(_block(page.read_text(encoding="utf-8"), "measurement"))
+    assert measured.certificate is None
+    file = measured.save(tmp_path / "m.json")
+    report(snn, data, measurement=file, qann=str(home / "vit-qann"), out=page)
+    again = Measurement.from_json(_block(page.read_text(encoding="utf-8"), "measurement"))
+    assert again.certificate is not None
+    assert (again.certificate["exact"], again.certificate["samples"]) == (True, 2)
+    assert replace(again, certificate=None) == measured
+
+
+def test_mistakes(home: Path, tmp_path: Path) -> None:
     snn, data = str(home / "vit-snn"), str(home / "images.npz")
     with pytest.raises(InputError, match=r"--sample 10: .*images.npz holds 10 samples, counted from 0"):
         report(snn, data, sample=10)
@@ -52,6 +71,3 @@ def test_mistakes(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "m.json").write_text("{}")
     with pytest.raises(InputError, match=r"m.json: this is no measurement"):
         report(snn, data, measurement=tmp_path / "m.json")
-    monkeypatch.setattr("spikezip.show.need.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pictures need plotly: pip install 'spikezip\[show\]'"):
-        report(snn, data)

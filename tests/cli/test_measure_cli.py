@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from shell import fails, ok, run
 
 import spikezip
@@ -30,6 +31,11 @@ def test_measure_gives_the_document_of_the_library(home: Path, tmp_path: Path, n
         same = getattr(found, part)
         assert (same if part != "model" else type(same)(**{**vars(same), "source": None})) == getattr(expected, part)
     assert found.float_ is not None
+    stream = data.batches(data.read(str(home / file)), snn, snn_folder, 4)
+    verified = spikezip.verify(qann, snn, stream, stagger=0.5)
+    assert found.certificate == json.loads(verified.to_json())
+    assert f"certificate: {verified}\n" in text
+    assert str(verified).startswith("exact. ")
     assert (found.name, found.model.source) == (f"{name}-snn", str(snn_folder))
     for word in ("over time", "T_eq: min", "activity", "energy per inference", "power", "stagger 0.5", "together"):
         assert word in text
@@ -40,11 +46,35 @@ def test_certificate_is_kept(home: Path, tmp_path: Path) -> None:
     qann = spikezip.load(home / "vit-qann")
     spikezip.save(spikezip.convert(qann), tmp_path / "snn")
     ok("verify", home / "vit-qann", tmp_path / "snn", "--data", home / "images.npz")
-    ok("measure", tmp_path / "snn", "--data", home / "images.npz", "--samples", 2, "--json", tmp_path / "m.json")
+    text = ok("measure", tmp_path / "snn", "--data", home / "images.npz", "--samples", 2, "--json", tmp_path / "m.json")
     certificate = json.loads((tmp_path / "snn" / "certificate.json").read_text())
     found = Measurement.load(tmp_path / "m.json")
     assert found.certificate == certificate
     assert (found.data.samples, found.qann) == (2, None)
+    assert "certificate in the network's folder: exact. 10 samples" in text
+    args = ("measure", tmp_path / "snn", "--qann", home / "vit-qann", "--data", home / "images.npz", "--samples", 2)
+    text = ok(*args, "--json", tmp_path / "m.json")  # with the QANN it is this run that says it
+    assert "certificate: exact. 2 samples" in text
+    assert Measurement.load(tmp_path / "m.json").certificate["samples"] == 2  # type: ignore[index]
+    text = ok(*args, "--steps", 2, "--json", tmp_path / "m.json")
+    assert "certificate: none, codes are final only at equilibrium" in text
+    assert Measurement.load(tmp_path / "m.json").certificate is None
+
+
+def test_a_certificate_that_is_not_exact_is_seen(home: Path, tmp_path: Path) -> None:
+    other = spikezip.load(home / "vit-qann")
+    with torch.no_grad():
+        other.get_parameter("vit.embeddings.patch_embeddings.projection.bias").add_(0.1)
+    spikezip.save(other, tmp_path / "other")
+    text = ok(
+        *("measure", home / "vit-snn", "--qann", tmp_path / "other", "--data", home / "images.npz"),
+        *("--json", tmp_path / "m.json"),
+    )
+    assert "certificate: NOT exact: " in text
+    certificate = Measurement.load(tmp_path / "m.json").certificate
+    assert certificate is not None
+    assert not certificate["exact"]
+    assert f"{certificate['mismatches']:,} codes differ, first at embeddings." in text
 
 
 def test_energies_can_be_others(home: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A tiny network with seven classes, its QANN, and labelled batches, for the tests of `measure`."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,21 @@ def networks() -> tuple[Any, QuantizedModel, SpikingModel]:
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=8))
     spikezip.calibrate(qann, torch.randn(8, 3, 16, 16))
     return model, qann.eval(), spikezip.convert(qann)
+
+
+@cache
+def altered() -> QuantizedModel:
+    """The QANN with a bias a little off: other codes for one of ten samples, with sites and scales as they were."""
+    other = copy.deepcopy(networks()[1])
+    with torch.no_grad():
+        other.get_parameter("vit.embeddings.patch_embeddings.projection.bias").add_(0.001)
+    return other
+
+
+def batches_with_differences() -> list[dict[str, Tensor]]:
+    """Five batches; the spiking network is not `altered()` in the second and in the last."""
+    first, second, third, fourth, other = batches(2, 3, 1, 2, 2)
+    return [first, other, second, third, {key: torch.cat([fourth[key], other[key]]) for key in other}]
 
 
 def batches(*sizes: int, seed: int = 1) -> list[dict[str, Tensor]]:

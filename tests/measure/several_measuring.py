@@ -24,6 +24,11 @@ def whole(**more: Any) -> Measurement:
     return measure(snn, measured.batches(*SIZES), qann, float_model=model, data="noise", **more)
 
 
+def altered(**more: Any) -> Measurement:
+    """A QANN with other codes: first in a batch of the second process, then in one of the first."""
+    return measure(measured.networks()[2], measured.batches_with_differences(), measured.altered(), **more)
+
+
 def stopped(folder: Path) -> str:
     """The first process is interrupted after its first batch; the other goes on to its end, and hears of it."""
 
@@ -57,6 +62,7 @@ def main(home: Path) -> None:
     said = {
         "whole": whole(folder=home / "whole", progress=seen.append).to_json(),
         "seen": seen,
+        "altered": altered(folder=home / "altered").to_json(),
         "stopped": stopped(home / "stopped"),
         "resumed": whole(folder=home / "stopped", resume=True).to_json(),
         "bad_labels": bad_labels(),

@@ -53,6 +53,15 @@ def test_the_document_is_that_of_one_process(home: Path, ranks: list[dict[str, A
     assert [said["few"] for said in ranks] == [2, 2]
 
 
+def test_one_certificate_for_both(ranks: list[dict[str, Any]]) -> None:
+    expected = several_measuring.altered()
+    for said in ranks:
+        assert Measurement.from_json(said["altered"]) == expected
+        assert said["altered"]["certificate"]["first_mismatch"]["batch"] == 1
+        assert said["whole"]["certificate"]["exact"]
+        assert said["whole"]["certificate"]["samples"] == sum(several_measuring.SIZES)
+
+
 def test_stopped_and_resumed(ranks: list[dict[str, Any]]) -> None:
     assert [said["stopped"] for said in ranks] == ["interrupted", "process 0 stopped: KeyboardInterrupt"]
     for said in ranks:

@@ -53,6 +53,22 @@ def test_interrupted_and_resumed(whole: Measurement, tmp_path: Path, save_every:
     assert sorted(path.name for path in folder.iterdir()) == ["measurement.json", "measuring.json"]
 
 
+def test_the_certificate_goes_on_too(whole: Measurement, tmp_path: Path) -> None:
+    """What differed before the stop is not forgotten, and what comes after is added."""
+    assert whole.certificate is not None
+    assert (whole.certificate["exact"], whole.certificate["samples"]) == (True, sum(SIZES))
+    snn, data, qann = measured.networks()[2], measured.batches_with_differences(), measured.altered()
+    unbroken = measure(snn, data, qann)
+    assert unbroken.certificate is not None
+    assert (unbroken.certificate["exact"], unbroken.certificate["first_mismatch"]["batch"]) == (False, 1)
+    with pytest.raises(KeyboardInterrupt):
+        measure(snn, data, qann, folder=tmp_path, progress=_stop_after(4))  # the first difference is behind
+    before = json.loads((tmp_path / "measuring.json").read_text())["tally"]["comparison"]
+    assert (before["samples"], before["first"]["batch"]) == (4, 1)
+    assert 0 < before["mismatches"] < unbroken.certificate["mismatches"]
+    assert measure(snn, data, qann, folder=tmp_path, resume=True) == unbroken
+
+
 def test_an_interrupt_inside_a_batch_loses_that_batch_only(
     whole: Measurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +133,9 @@ def test_files_that_are_no_state(tmp_path: Path) -> None:
         _measure(folder=tmp_path, resume=True)
     (tmp_path / "measuring.json").write_text('{"format": "spikezip-measurement", "version": 1}')
     with pytest.raises(CheckpointError, match="it is 'spikezip-measurement', version 1"):
+        _measure(folder=tmp_path, resume=True)
+    (tmp_path / "measuring.json").write_text('{"format": "spikezip-measurement-state", "version": 1}')
+    with pytest.raises(CheckpointError, match="version 1; choose another folder"):  # it compared no codes
         _measure(folder=tmp_path, resume=True)
     (tmp_path / "measuring.json").rename(tmp_path / "measuring-0-of-2.json")
     with pytest.raises(CheckpointError, match="another number of processes than the 1 of now"):

@@ -35,7 +35,7 @@ def find() -> str | None:
 class Page:
     """One page. What it logs as an error, throws, or asks the network for is kept in `problems` and `requests`."""
 
-    def __init__(self, reading: int, writing: int) -> None:
+    def __init__(self, reading: int, writing: int, watched: bool = True) -> None:
         self._reading, self._writing = reading, writing
         self._buffer = b""
         self._number = 0
@@ -44,7 +44,7 @@ class Page:
         self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("Page", "Runtime", "Log", "Network") if watched else ("Page",):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, timeout: float = 60, **parameters: Any) -> dict[str, Any]:
@@ -63,14 +63,18 @@ class Page:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False, fragment: str = "") -> None:
-        """Load a file and wait until its script says that all charts are drawn."""
+    def open(
+        self, path: Path, width: int = 1280, height: int = 900, dark: bool = False, fragment: str = "", before: str = ""
+    ) -> None:
+        """Load a file, with a script to run before its own, and wait until that says that all charts are drawn."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.resize(width, height)
         self.call("Page.navigate", url="about:blank")
+        added = self.call("Page.addScriptToEvaluateOnNewDocument", source=before)["identifier"]
         self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
         self.wait("document.documentElement?.dataset.ready === 'yes'")
+        self.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
 
     def resize(self, width: int, height: int = 900) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -96,12 +100,10 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text or (" " if key == " " else ""), **shared)
         self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
 
-    def screenshot(self, path: Path, whole: bool = True) -> None:
-        """The page as a PNG: all of it, or what fits the window."""
-        options: dict[str, Any] = {"captureBeyondViewport": True} if whole else {}
-        if whole:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            options["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+    def screenshot(self, path: Path, clip: dict[str, float] | None = None) -> None:
+        """The page as a PNG: all of it, or the part that is given as x, y, width and height."""
+        part = clip or self.call("Page.getLayoutMetrics")["cssContentSize"]
+        options = {"captureBeyondViewport": True, "clip": {**part, "scale": 1}}
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **options)["data"]))
 
     def print(self, path: Path) -> None:
@@ -135,8 +137,11 @@ class Page:
 
 
 @contextmanager
-def browsing(profile: Path) -> Iterator[Page]:
-    """A browser with a new profile, closed at the end of the block."""
+def browsing(profile: Path, watched: bool = True) -> Iterator[Page]:
+    """A browser with a new profile, closed at the end of the block.
+
+    A page that is not watched notes no problems and no requests, and is as fast as without us.
+    """
     program = find()
     assert program is not None
     to_browser, from_us = os.pipe()
@@ -152,7 +157,7 @@ def browsing(profile: Path) -> Iterator[Page]:
     os.close(to_browser)
     os.close(to_us)
     try:
-        yield Page(from_browser, from_us)
+        yield Page(from_browser, from_us, watched)
     finally:
         os.close(from_us)
         process.terminate()

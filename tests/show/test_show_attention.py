@@ -107,6 +107,15 @@ def test_figures() -> None:
     assert len(axis.texts) == 3 * 5
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 3), (64, 32, 1), (24, 64, 3)])
+def test_nothing_is_empty_below_the_images(shape: tuple[int, int, int]) -> None:
+    qann, snn, batch = networks(VIT)
+    figure = attention_figure(snn, batch, qann, at=(1, 2), image=torch.zeros(shape, dtype=torch.uint8))
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        assert 0 <= axis.get_position().y0 * figure.get_figheight() < 0.1  # inches
+
+
 def test_mask_follows_the_patches() -> None:
     image = torch.full((4, 6, 3), 100, dtype=torch.uint8)
     weights = torch.tensor([0.0, 1.0, 1.0, 0.0])

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.skipif(
     browser.find() is None, reason="no Chromium here: install one, or name it in SPIKEZIP_CHROMIUM"
 )
 
+DRAWN = "[...document.querySelectorAll('.plot')].filter(box => box.querySelector('.xtick') !== null).length"
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
@@ -46,7 +48,7 @@ def test_it_loads_without_a_word(page: browser.Page, files: dict[str, Path], nam
     assert page.problems == []
     assert {address.partition(":")[0] for address in page.requests} <= {"file", "blob", "data"}
     assert sum(address.startswith("file:") for address in page.requests) == 1
-    assert page.run("document.querySelectorAll('.js-plotly-plot .main-svg').length") >= 8
+    assert page.run(DRAWN) == page.run("document.querySelectorAll('.plot').length") == 8
     assert page.run("document.documentElement.dataset.prediction") == story(name).qann_prediction
     assert _step(page) == story(name).steps
 
@@ -143,3 +145,41 @@ def test_it_prints(page: browser.Page, files: dict[str, Path], tmp_path: Path) -
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     assert page.run("document.documentElement.dataset.theme") == "dark"  # as before
     assert page.problems == []
+
+
+def test_it_prints_all_charts_before_any_was_drawn(page: browser.Page, files: dict[str, Path]) -> None:
+    """As by someone who prints as soon as the text is there."""
+    page.problems.clear()
+    page.open(
+        files[VIT],
+        dark=True,
+        before=f"""document.addEventListener("DOMContentLoaded", () => {{
+            window.early = [typeof Plotly, {DRAWN}];
+            window.dispatchEvent(new Event("beforeprint"));
+            window.printed = [document.documentElement.dataset.theme, {DRAWN}];
+            window.script = Plotly;
+            window.dispatchEvent(new Event("afterprint"));
+        }});""",
+    )
+    assert page.run("window.early") == ["undefined", 0]
+    assert page.run("window.printed") == ["light", 8]
+    assert page.run(DRAWN) == 8
+    assert page.run("document.documentElement.dataset.theme") == "dark"
+    assert page.run("Plotly === window.script")  # it is not run twice
+    assert page.problems == []
+
+
+@pytest.mark.parametrize(("fragment", "first"), [("", "chart-accuracy"), ("#chart-waste", "chart-waste")])
+def test_what_is_looked_at_is_drawn_first(
+    page: browser.Page, files: dict[str, Path], fragment: str, first: str
+) -> None:
+    page.open(
+        files[VIT],
+        fragment=fragment,
+        before="""window.order = [];
+        new MutationObserver(changes => changes.forEach(({ target }) => {
+            if (target.classList.contains("js-plotly-plot") && !order.includes(target.id)) order.push(target.id);
+        })).observe(document, { attributes: true, attributeFilter: ["class"], subtree: true });""",
+    )
+    assert page.run("order.length") == 8
+    assert page.run("order[0]") == first

@@ -1,16 +1,21 @@
 """The report as a file: whole, self-contained, and what it says is what was measured. The browser is elsewhere."""
 
+import hashlib
 import json
 import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from shown import BERT, VIT, measured, networks, story
 
-from spikezip.errors import InputError
+from spikezip.errors import ConfigError, InputError
+from spikezip.show.chart import Chart, Heat, Series
+from spikezip.show.interactive import describe
+from spikezip.show.need import need
 from spikezip.show.report import LARGEST, render, report
 from spikezip.show.story import tell
 
@@ -60,7 +65,7 @@ class Reader(HTMLParser):
 def test_it_is_whole(tmp_path: Path, name: str) -> None:
     path = report(measured(name), tmp_path / "new" / "report.html", story(name))
     page = path.read_text(encoding="utf-8")
-    assert len(page.encode()) < LARGEST
+    assert len(page.encode()) < 2_000_000 < LARGEST
     found = Reader(page)
     assert found.open == []
     assert len(found.ids) == len(set(found.ids))
@@ -119,6 +124,35 @@ def test_data_without_labels_and_networks_without_one_attention() -> None:
     page = render(measured(swin), story(swin))
     assert "attends within windows" in page
     assert "picture-snn" not in Reader(page).ids
+
+
+def test_no_other_package_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spikezip.show.need.find_spec", lambda name: None)
+    with pytest.raises(ConfigError):
+        need("plotly")
+    assert "plotly.js (cartesian" in Reader(render(measured(), story())).texts["plotly"]
+
+
+def test_plotly_is_as_it_was_published_and_goes_with_its_licence() -> None:
+    folder = files("spikezip.show") / "page"
+    script = (folder / "plotly-cartesian.min.js").read_bytes()
+    about = (folder / "plotly-README.md").read_text(encoding="utf-8")
+    assert hashlib.sha256(script).hexdigest() in about
+    version = re.search(rb"plotly.js \(cartesian - minified\) v([\d.]+)", script)
+    assert version is not None
+    assert f"| version | {version[1].decode()} |" in about
+    page = render(measured())
+    assert (folder / "plotly-LICENSE.txt").read_text(encoding="utf-8") in page
+    assert ", (() => {\n" in page  # compiled beside the page
+    assert page.count(script[2000:400_000].decode()) == 1
+
+
+def test_what_is_no_number_leaves_a_gap() -> None:
+    nan, inf = float("nan"), float("inf")
+    found = describe(Chart("a", "A", "x", "y", (Series("one", (1, 2, 3), (0.5, nan, inf)),)))
+    assert found["data"][0]["y"] == [0.5, None, None]
+    heat = describe(Heat("b", "B", "x", "y", ("r",), (1, 2), ((nan, 1.0),), "unit"))
+    assert heat["data"][0]["z"] == [[None, 1.0]]
 
 
 def test_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,25 +264,42 @@
   // A4 between its margins is 688 px wide; a page does not measure itself again when it is printed.
   const paperWidth = (figure) => (find("chart-" + figure.name).closest(".wide") ? 640 : 296);
   const config = { displayModeBar: false, responsive: true };
-  const pause = () => new Promise((resolve) => setTimeout(resolve));
+  const draw = (figure) => Plotly.react(find("chart-" + figure.name), ...themed(figure), config);
+  const figures = data("figures");
+  let waiting = [...figures];
+  changed.push(() => figures.filter((figure) => !waiting.includes(figure)).forEach(draw));
 
-  // Plotly's script is text until the page stands: then it is run, and charts are drawn one after another.
-  async function drawCharts() {
-    const figures = data("figures");
-    const draw = (figure) => Plotly.react(find("chart-" + figure.name), ...themed(figure), config);
+  // Plotly's script is text until the page stands. From a blob a browser compiles it beside the page.
+  function runPlotly() {
     const code = make("script");
-    await new Promise((resolve, reject) => {
-      // From a blob a browser compiles beside the page: nothing stands still meanwhile.
-      code.src = URL.createObjectURL(new Blob([find("plotly").textContent], { type: "text/javascript" }));
+    const parts = ["if (!window.Plotly) {", find("plotly").textContent, "}"];  // printing may have run it meanwhile
+    return new Promise((resolve, reject) => {
+      code.src = URL.createObjectURL(new Blob(parts, { type: "text/javascript" }));
       code.onload = resolve;
       code.onerror = () => reject(new Error("the chart library could not be run"));
       document.body.append(code);
     });
-    for (const figure of figures) {
-      await pause();
-      await draw(figure);
+  }
+  function runPlotlyAtOnce() {
+    const code = make("script");
+    code.textContent = find("plotly").textContent;
+    document.body.append(code);
+  }
+
+  // The chart nearest to what is seen is drawn next; between two charts the page can scroll and play.
+  function distance(figure) {
+    const box = find("chart-" + figure.name).getBoundingClientRect();
+    return Math.max(box.top - window.innerHeight, -box.bottom, 0);
+  }
+  async function drawCharts() {
+    await runPlotly();
+    while (waiting.length) {
+      await new Promise((resolve) => setTimeout(resolve));
+      if (!waiting.length) break;  // a page that is printed draws all at once
+      const next = waiting.reduce((best, figure) => (distance(figure) < distance(best) ? figure : best));
+      waiting = waiting.filter((figure) => figure !== next);
+      await draw(next);
     }
-    changed.push(() => figures.forEach(draw));
     root.dataset.ready = "yes";
   }
 
@@ -291,6 +308,8 @@
   window.addEventListener("beforeprint", () => {
     for (const box of document.querySelectorAll("details")) box.open = true;
     printing = true;
+    if (!window.Plotly && figures.length) runPlotlyAtOnce();
+    waiting = [];
     setTheme();
   });
   window.addEventListener("afterprint", () => {
@@ -300,5 +319,10 @@
 
   const story = data("story");
   if (story) startPlayer(story);
-  window.addEventListener("load", () => setTimeout(drawCharts, 50));
+  // First the text and the player are painted; a page in the background paints nothing, and does not wait for it.
+  const painted = new Promise((resolve) => {
+    requestAnimationFrame(() => setTimeout(resolve));
+    setTimeout(resolve, 300);
+  });
+  painted.then(drawCharts);
 })();

@@ -1,0 +1,163 @@
+"""Codes of every site in both networks, compared with equality: what `verify` and `measure` share."""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from spikezip.errors import ConfigError
+from spikezip.execution import Execution, SiteLike, executing
+from spikezip.measure.certificate import Certificate
+from spikezip.measure.latency import add_tallies, distribution
+from spikezip.measure.latency import tally as count_steps
+from spikezip.measure.plain import Plain
+from spikezip.ops.neuron.fast import triton_is_here
+from spikezip.quant.model import QuantizedModel
+from spikezip.simulate import Run, SpikingModel
+from spikezip.simulate.outputs import primary
+from spikezip.spiking.neuron import checking_reads
+from spikezip.version import __version__
+
+
+class Recording(Execution):
+    """The quantized network's arithmetic, remembering the codes of every site in the order of execution."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Tensor] = {}
+
+    def codes(self, site: SiteLike, u: Tensor) -> Tensor:
+        self.seen[site.name] = super().codes(site, u)
+        return self.seen[site.name]
+
+
+@dataclass(frozen=True)
+class Comparison(Plain):
+    """What was compared so far. That of two batches is the sum of theirs, in whatever order they come.
+
+    Attributes:
+        first: the first difference: of the batch with the lowest number.
+        t_eq: T_eq → samples; `unsettled` have none.
+
+    Example:
+        >>> one = Comparison(sites=3, samples=2, codes=8, t_eq={"5": 2})
+        >>> two = Comparison(sites=3, samples=1, codes=4, t_eq={"4": 1}, mismatches=1, first={"site": "a", "batch": 1})
+        >>> (one + two).codes, (one + two).t_eq, (one + two).exact, one + two == two + one
+        (12, {'4': 1, '5': 2}, False, True)
+        >>> Comparison.from_json(two.to_json()) == two
+        True
+    """
+
+    sites: int = 0
+    codes: int = 0
+    samples: int = 0
+    mismatches: int = 0
+    output_mismatches: int = 0
+    unsettled: int = 0
+    first: dict[str, Any] | None = None
+    t_eq: dict[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: "Comparison") -> "Comparison":
+        firsts = [first for first in (self.first, other.first) if first is not None]
+        return Comparison(
+            sites=max(self.sites, other.sites),
+            codes=self.codes + other.codes,
+            samples=self.samples + other.samples,
+            mismatches=self.mismatches + other.mismatches,
+            output_mismatches=self.output_mismatches + other.output_mismatches,
+            unsettled=self.unsettled + other.unsettled,
+            first=min(firsts, key=lambda first: int(first["batch"]), default=None),
+            t_eq=add_tallies(self.t_eq, other.t_eq),
+        )
+
+    @property
+    def exact(self) -> bool:
+        return not (self.mismatches or self.output_mismatches or self.unsettled)
+
+    def certificate(
+        self, snn: SpikingModel, *, engine: str, coding: str, max_spike: int, stagger: float
+    ) -> Certificate:
+        """The result, for the network and the settings that it holds for."""
+        return Certificate(
+            exact=self.exact,
+            sites=self.sites,
+            codes=self.codes,
+            samples=self.samples,
+            mismatches=self.mismatches,
+            output_mismatches=self.output_mismatches,
+            unsettled=self.unsettled,
+            first_mismatch=self.first,
+            t_eq=asdict(distribution(self.t_eq)),
+            settings={
+                "engine": engine,
+                "coding": coding,
+                "max_spike": max_spike,
+                "stagger": stagger,
+                "quantization": snn.quant_config.to_json(),
+                "model_class": type(snn).__name__,
+                **_environment(snn),
+            },
+        )
+
+
+def reference(qann: QuantizedModel, inputs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output of the quantized network, and the codes of its sites. Every synapse checks what it reads."""
+    recording = Recording()
+    with executing(recording), checking_reads():
+        output = primary(qann(**inputs))
+    return output, recording.seen
+
+
+def compare_batch(number: int, output: Tensor, codes: Mapping[str, Tensor], run: Run) -> Comparison:
+    """Output and codes of the quantized network with those at the end of a run; `number` is that of the batch."""
+    if set(codes) != set(run.tracers):
+        odd = sorted(set(codes) ^ set(run.tracers))
+        raise ConfigError(f"the two networks do not have the same sites; only one has {odd[:3]}")
+    mismatches = output_mismatches = 0
+    first: dict[str, Any] | None = None
+    for site, expected in codes.items():
+        found = run.tracers[site].to(expected)
+        if torch.equal(expected, found):
+            continue
+        different = expected != found
+        mismatches += int(different.sum())
+        if first is None:
+            index = different.nonzero()[0].tolist()
+            first = {
+                "site": site,
+                "batch": number,
+                "index": index,
+                "qann": int(expected[tuple(index)]),
+                "snn": int(found[tuple(index)]),
+            }
+    last = run.logits.to(output)
+    if not torch.equal(output, last):
+        output_mismatches = int((output != last).sum())
+    return Comparison(
+        sites=len(codes),
+        codes=sum(expected.numel() for expected in codes.values()),
+        samples=len(run.t_eq),
+        mismatches=mismatches,
+        output_mismatches=output_mismatches,
+        unsettled=sum(t is None for t in run.t_eq),
+        first=first,
+        t_eq=count_steps(t for t in run.t_eq if t is not None),
+    )
+
+
+def _environment(snn: SpikingModel) -> dict[str, Any]:
+    device = snn.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "device": f"{device.type} ({name})",
+        "dtype": str(next(iter(snn.neurons.values())).scale.dtype).removeprefix("torch."),
+        "backend": "torch eager" + (", triton neuron" if device.type == "cuda" and triton_is_here() else ""),
+        "versions": {
+            "spikezip": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
