@@ -1,13 +1,11 @@
 """A measurement as a document: what was measured, on what, and every number, as JSON that can be kept and compared."""
 
-import json
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from spikezip.errors import InputError
-from spikezip.measure.plain import Plain
+from spikezip.measure.plain import Document, Plain
 
 FORMAT, VERSION = "spikezip-measurement", 1
 
@@ -165,7 +163,7 @@ class Site(Plain):
 
 
 @dataclass(frozen=True)
-class Measurement(Plain):
+class Measurement(Document):
     """Everything that was measured of one network, on one data set, with one setting.
 
     Example:
@@ -255,27 +253,6 @@ class Measurement(Plain):
             rest["model"] = {**rest["model"], "class_": rest["model"]["class"]}
             del rest["model"]["class"]
         return super().from_json(rest, where)
-
-    def save(self, path: str | Path) -> Path:
-        """Write it as JSON."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
-        return path
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Measurement":
-        """Read what `save` wrote; anything else is an error that names the file."""
-        path = Path(path)
-        try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not JSON: {error}") from None
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
 
 
 def _shares(name: str, values: Any) -> None:

@@ -1,14 +1,12 @@
 """Confidence rules in a file: what they are, of which network, and what they do."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from spikezip.errors import CheckpointError, InputError
 from spikezip.measure.exit_report import ExitReport
 from spikezip.measure.exit_rule import ExitRule
-from spikezip.measure.plain import Plain
+from spikezip.measure.plain import Document, Plain
 
 FORMAT, VERSION = "spikezip-exits", 1
 
@@ -23,7 +21,7 @@ class ExitData(Plain):
 
 
 @dataclass(frozen=True)
-class ExitDocument(Plain):
+class ExitDocument(Document):
     """Rules, and a report on each.
 
     Attributes:
@@ -85,24 +83,3 @@ class ExitDocument(Plain):
                 "calibrate again, or install the spikezip that wrote it"
             )
         return super().from_json({key: data[key] for key in data if key not in ("format", "version")}, where)
-
-    def save(self, path: str | Path) -> Path:
-        """Write it as JSON."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
-        return path
-
-    @classmethod
-    def load(cls, path: str | Path) -> "ExitDocument":
-        """Read what `save` wrote, or a rule alone; anything else is an error that names the file."""
-        path = Path(path)
-        try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is not JSON: {error}") from None
-        except ValueError as error:  # what `from_json` and the checks of a rule say
-            raise InputError(f"{path}: {error}") from None

@@ -1,9 +1,11 @@
 """Frozen dataclasses as plain JSON data and back, with errors that name the place."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
@@ -43,6 +45,31 @@ class Plain:
     def from_json(cls, data: Any, where: str = "") -> Self:
         built: Self = _build(cls, data, where)
         return built
+
+
+class Document(Plain):
+    """What has a file of its own."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as JSON."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; anything else is an error that names the file."""
+        path = Path(path)
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not JSON: {error}") from None
+        except ValueError as error:  # what `from_json` and the checks say
+            raise InputError(f"{path}: {error}") from None
 
 
 def _plain(value: Any) -> Any:
