@@ -64,7 +64,7 @@ def patched(model: PreTrainedModel, change: str) -> PreTrainedModel:
     mlp = model.vit.layers[0].mlp
     own = type(mlp).forward
 
-    class Patched(type(mlp)):  # type: ignore[misc]
+    class Patched(type(mlp)):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if change == "product":
                 return own(self, x) @ torch.eye(x.shape[-1])

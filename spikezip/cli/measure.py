@@ -152,6 +152,7 @@ def _device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+    # In this order: a name that is none, a torch that was built without CUDA, a backend that is not there.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"--device {name}: {str(error).splitlines()[0]}") from None
     return device

@@ -218,11 +218,10 @@ def _joules(
         "neurons": neurons,
         **spent,
         "input_layer": inputs * model.mac_pj,
-        "memory": memory,
     }
-    means = {k: None if pj is None else pj * PICO / operations.samples for k, pj in parts.items()}
-    total = sum(joules for joules in means.values() if joules is not None)
-    return Joules(**means, total=total)  # type: ignore[arg-type]  # only memory may be None
+    means = {k: pj * PICO / operations.samples for k, pj in parts.items()}
+    moved = None if memory is None else memory * PICO / operations.samples
+    return Joules(**means, memory=moved, total=sum(means.values()) + (moved or 0.0))
 
 
 def _part(kind: str) -> str:

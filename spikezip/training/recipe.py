@@ -34,7 +34,7 @@ class ModelSettings(Settings):
         type: model type of transformers, such as `vit`; the model then starts with random weights.
         config: settings of the model's own configuration that are to differ; any key of it.
         initialization: of a ViT made from scratch: `mimetic` starts with attention that looks at what is near, which
-            helps on small data; null is the model's own.
+            its authors found to help on small data; null is the model's own.
 
     Example:
         >>> ModelSettings(type="vit", config={"hidden_size": 64}).check_known()

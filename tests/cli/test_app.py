@@ -35,7 +35,7 @@ def test_version_and_help() -> None:
 
 def test_demo_returns_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     demo = types.ModuleType("spikezip.demo")
-    demo.run = lambda console=None: console.print("hello") or 3  # type: ignore[attr-defined]
+    demo.run = lambda console=None: console.print("hello") or 3
     monkeypatch.setitem(sys.modules, "spikezip.demo", demo)
     result = run("demo")
     assert (result.exit_code, result.stdout) == (3, "hello\n")

@@ -14,7 +14,7 @@ from spikezip.measure.document import Measurement
 
 
 def _block(page: str, name: str) -> object:
-    return json.loads(re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    return json.loads(re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.S)[1])
 
 
 @pytest.mark.parametrize(("name", "file"), [("vit", "images.npz"), ("bert", "dev.tsv")])
@@ -26,14 +26,14 @@ def test_measure_and_report(
     assert "report → " in capsys.readouterr().out
     page = out.read_text(encoding="utf-8")
     told, measured = _block(page, "story"), _block(page, "measurement")
-    assert told["predictions"][-1] == told["qann"]["prediction"]  # type: ignore[index]
-    assert measured["data"]["samples"] == 4  # type: ignore[index]
-    certificate = measured["certificate"]  # type: ignore[index]
+    assert told["predictions"][-1] == told["qann"]["prediction"]
+    assert measured["data"]["samples"] == 4
+    certificate = measured["certificate"]
     assert (certificate["exact"], certificate["samples"]) == (True, 4)
     if name == "bert":
-        assert told["tokens"][0]["text"] == "[CLS]"  # type: ignore[index]
+        assert told["tokens"][0]["text"] == "[CLS]"
     else:
-        assert told["picture"]["height"] == 16  # type: ignore[index]
+        assert told["picture"]["height"] == 16
 
 
 def test_report_of_a_measurement(home: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_certificate_is_kept(home: Path, tmp_path: Path) -> None:
     args = ("measure", tmp_path / "snn", "--qann", home / "vit-qann", "--data", home / "images.npz", "--samples", 2)
     text = ok(*args, "--json", tmp_path / "m.json")  # with the QANN it is this run that says it
     assert "certificate: exact. 2 samples" in text
-    assert Measurement.load(tmp_path / "m.json").certificate["samples"] == 2  # type: ignore[index]
+    assert Measurement.load(tmp_path / "m.json").certificate["samples"] == 2
     text = ok(*args, "--steps", 2, "--json", tmp_path / "m.json")
     assert "certificate: none, codes are final only at equilibrium" in text
     assert Measurement.load(tmp_path / "m.json").certificate is None
@@ -105,7 +105,7 @@ def test_stopped_and_resumed(home: Path, tmp_path: Path, monkeypatch: pytest.Mon
         calls.append(positional)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(*positional, **named)  # type: ignore[arg-type]
+        return real(*positional, **named)
 
     monkeypatch.setattr(one_batch, "simulate", stops)
     stopped = run(*args)

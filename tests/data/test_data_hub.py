@@ -48,7 +48,7 @@ def the_hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None], Any
         return held[name, config]
 
     module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    module.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", module)
     return held
 

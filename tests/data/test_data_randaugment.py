@@ -75,7 +75,7 @@ def test_equalize_of_few_tones() -> None:
 )
 @pytest.mark.parametrize("strength", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_moves_as_pillow_makes_them(name: str, matrix, strength: float, sign: float) -> None:  # type: ignore[no-untyped-def]
+def test_moves_as_pillow_makes_them(name: str, matrix, strength: float, sign: float) -> None:
     found = OPERATIONS[name](IMAGES, strengths(strength), signs(sign))
     a, b, c, d, e, f = matrix(sign * strength)
     if name == "rotate":

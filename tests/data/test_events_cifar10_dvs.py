@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def numbers(split: object) -> list[list[int]]:
     """Which recordings a split holds, per class, told from their number of events."""
-    found = [int(count) - 1 for count in split.counts.sum((1, 2, 3))]  # type: ignore[attr-defined]
-    labels = split.labels.tolist()  # type: ignore[attr-defined]
+    found = [int(count) - 1 for count in split.counts.sum((1, 2, 3))]
+    labels = split.labels.tolist()
     assert labels == sorted(labels)
     return [[n for n, label in zip(found, labels, strict=True) if label == c] for c in range(10)]
 

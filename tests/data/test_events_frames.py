@@ -119,12 +119,12 @@ def test_settings_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="bins must be a whole number"):
         Binning(0, 4)
     with pytest.raises(ConfigError, match="size must be a whole number"):
-        Binning(1, 4.0)  # type: ignore[arg-type]
+        Binning(1, 4.0)
     with pytest.raises(ConfigError, match='"time" or "count", not \'space\''):
         Binning(1, 4, by="space")
     for wrong in ({}, {"window_ms": 1.0, "window_events": 2}, {"window_events": 0}, {"window_ms": 0.0}):
         with pytest.raises(ConfigError, match="window"):
-            windows(some_events(), **wrong)  # type: ignore[arg-type]
+            windows(some_events(), **wrong)
 
 
 def test_events_that_cannot_be() -> None:

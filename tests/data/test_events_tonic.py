@@ -53,7 +53,7 @@ class Named(Dataset):  # as N-Caltech101
 
 
 class Mapped(Dataset):  # as CIFAR10-DVS
-    classes = {"right": 1, "left": 0}  # noqa: RUF012
+    classes = {"right": 1, "left": 0}  # noqa: RUF012  # a plain attribute, as tonic has it
 
 
 class Sound(Parted):
@@ -83,7 +83,7 @@ class Away(Parted):
 def _tonic(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = (Dataset, Parted, Named, Mapped, Sound, Flow, Strange, Silent, Away)
     module = ModuleType("tonic")
-    module.datasets = SimpleNamespace(  # type: ignore[attr-defined]
+    module.datasets = SimpleNamespace(
         __all__=[kind.__name__ for kind in kinds], **{kind.__name__: kind for kind in kinds}
     )
     monkeypatch.setitem(sys.modules, "tonic", module)

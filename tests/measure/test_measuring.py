@@ -207,7 +207,7 @@ def test_what_cannot_be_measured() -> None:
     with pytest.raises(InputError, match="the data set is empty"):
         measure(snn, iter(()))
     with pytest.raises(ConfigError, match=r"what spikezip\.convert returns"):
-        measure(qann, measured.batches(1))  # type: ignore[arg-type]
+        measure(qann, measured.batches(1))
     with pytest.raises(ConfigError, match="qann is the quantized network"):
         measure(snn, measured.batches(1), model)
     other = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=8)), torch.randn(8, 3, 16, 16))
@@ -221,7 +221,7 @@ def test_what_cannot_be_measured() -> None:
     with pytest.raises(ConfigError, match="engine='warp'"):
         measure(snn, measured.batches(1), engine="warp")
     with pytest.raises(ConfigError, match="steps='soon'"):
-        measure(snn, measured.batches(1), steps="soon")  # type: ignore[arg-type]
+        measure(snn, measured.batches(1), steps="soon")
 
 
 def test_training_mode_comes_back() -> None:

@@ -306,4 +306,4 @@ def test_a_run_of_another_network_is_refused() -> None:
     with pytest.raises(InputError, match="run of another network"):
         operations(snn, run)
     with pytest.raises(ConfigError, match=r"what spikezip\.convert returns"):
-        operations(torch.nn.Linear(1, 1), run)  # type: ignore[arg-type]
+        operations(torch.nn.Linear(1, 1), run)

@@ -134,4 +134,4 @@ def test_settings_do_not_change_afterwards() -> None:
     sites["*"] = SiteConfig(levels=3)  # never checked, so it must not get in
     assert config.site("any").levels == 8
     with pytest.raises(AttributeError):
-        config.levels = 8  # type: ignore[misc]
+        config.levels = 8

@@ -16,7 +16,7 @@ CHARTS = [curves.accuracy, curves.firing, curves.spikes, energies.against_accura
 
 @pytest.mark.parametrize("draw", CHARTS)
 def test_both_draw_the_same_numbers(draw: object) -> None:
-    chart = draw(measured())  # type: ignore[operator]
+    chart = draw(measured())
     static = {line.get_label(): list(line.get_ydata()) for line in chart.figure().axes[0].lines}
     for trace in chart.plotly().data:
         if trace.name in static:
@@ -30,7 +30,7 @@ def test_accuracy() -> None:
     chart = curves.accuracy(one)
     assert one.over_time.accuracy is not None
     assert chart.series[0].y == one.over_time.accuracy
-    assert chart.lines[0].at == one.qann.accuracy  # type: ignore[union-attr]
+    assert chart.lines[0].at == one.qann.accuracy
     unlabelled = replace(one, over_time=replace(one.over_time, accuracy=None, top5=None), qann=None)
     assert [series.name for series in curves.accuracy(unlabelled).series] == ["agrees with the QANN"]
     silent = replace(one, over_time=replace(unlabelled.over_time, agreement=None))

@@ -95,7 +95,7 @@ def test_it_plays_and_pauses(page: browser.Page, files: dict[str, Path], name: s
 def test_attention_at_the_last_step_is_the_qann(page: browser.Page, files: dict[str, Path]) -> None:
     page.open(files[VIT])
     same = "document.getElementById('picture-snn').toDataURL() === document.getElementById('picture-qann').toDataURL()"
-    for number in range(len(story(VIT).attention.maps)):  # type: ignore[union-attr]
+    for number in range(len(story(VIT).attention.maps)):
         page.run(
             f"(m => {{ m.value = {number}; m.dispatchEvent(new Event('change')); }})(document.getElementById('map'))"
         )

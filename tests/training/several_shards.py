@@ -46,7 +46,7 @@ def shard_on_cpu() -> None:
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
             PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
-    AcceleratorState.__init__ = init  # type: ignore[method-assign]
+    AcceleratorState.__init__ = init
 
 
 def look_on() -> dict[str, set[Any]]:
@@ -66,7 +66,7 @@ def look_on() -> dict[str, set[Any]]:
         seen["shares"].add(held / sum(p.numel() for p in whole.parameters()))
         fill(whole, sharded)
 
-    Site.note_scale, trainer.fill = noting, filling  # type: ignore[method-assign]
+    Site.note_scale, trainer.fill = noting, filling
     return seen
 
 

@@ -121,7 +121,7 @@ def test_the_part_of_a_batch_that_did_it_is_found(tmp_path: Path, step: int) -> 
             prepared = {**prepared, "pixel_values": prepared["pixel_values"] * float("inf")}
         return {key: value for key, value in prepared.items() if key != "poison"}
 
-    made._prepare_inputs = poisoned  # type: ignore[method-assign]
+    made._prepare_inputs = poisoned
 
     def run() -> None:
         made.train()
