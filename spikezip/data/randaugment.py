@@ -8,7 +8,7 @@ Which images an operation is for is drawn on the CPU, from torch's global genera
 there are, and would otherwise wait for the device. Strengths and signs are drawn on the device. A loop runs over the
 operations, none over the images, and each image is computed only by the operations that it drew.
 
-A small batch on a GPU is done otherwise: there every operation computes all images, and each image takes what it drew.
+A small batch on a GPU is done otherwise: there every operation computes all images, each takes what it drew.
 Nothing then depends on what was drawn, so that the whole can be recorded as a CUDA graph.
 """
 
@@ -83,11 +83,24 @@ def _everywhere(images: Tensor, settings: RandAugment) -> Tensor:
         magnitude = settings.magnitude + settings.std * torch.randn(count, device=device)
         strength = (magnitude / 10).clamp(0, 1)[:, None, None, None]
         sign = torch.randint(0, 2, (count, 1, 1, 1), device=device) * 2.0 - 1
-        varied = images
-        for number, operation in enumerate(OPERATIONS.values()):
-            varied = torch.where(drawn == number, operation(images, strength, sign), varied)
-        images = varied
+        images = _each_its_own(images, drawn, strength, sign)
     return images
+
+
+def _each_its_own(images: Tensor, drawn: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+    """Each image by the operation it drew: an operation's number, or −1. Blends are one blend, moves one warp."""
+    numbers = {name: drawn == number for number, name in enumerate(OPERATIONS)}
+    varied, poorer, matrix = images, torch.zeros_like(images), _identity(images)
+    for name, tone in TONES.items():
+        varied = torch.where(numbers[name], tone(images, strength, sign), varied)
+    for name, other in BLENDS.items():
+        poorer = torch.where(numbers[name], other(images), poorer)
+    for name, change in MOVES.items():
+        matrix = torch.where(numbers[name][:, 0], change(images, strength, sign), matrix)
+    blended, moved = _blend(poorer, images, strength, sign), warp(images, matrix, FILL)
+    is_blend = torch.stack([numbers[name] for name in BLENDS]).any(0)
+    is_move = torch.stack([numbers[name] for name in MOVES]).any(0)
+    return torch.where(is_move, moved, torch.where(is_blend, blended, varied))
 
 
 # Each operation takes images [B, C, H, W], strengths in 0 … 1 and signs ±1, both [B, 1, 1, 1].
@@ -132,64 +145,17 @@ def solarize_add(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
     return torch.where(_codes(x) < 128, (x + (110 * strength).floor() / 255).clamp(max=1), x)
 
 
+TONES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "autocontrast": autocontrast,
+    "equalize": equalize,
+    "invert": invert,
+    "posterize": posterize,
+    "solarize": solarize,
+    "solarize_add": solarize_add,
+}
+
+
 # ---- mixtures of the image with a poorer one, by a factor of 1 ± 0.9 ----
-
-
-def colour(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    return _blend(_grey(x), x, strength, sign)
-
-
-def contrast(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    return _blend(_grey(x).mean((2, 3), keepdim=True), x, strength, sign)
-
-
-def brightness(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    return _blend(torch.zeros_like(x), x, strength, sign)
-
-
-def sharpness(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    """Against a smoothed image: the mean of 3 × 3 pixels, the middle one five times; the rim stays."""
-    if min(x.shape[-2:]) < 3:
-        return x
-    smooth = x.clone()
-    smooth[:, :, 1:-1, 1:-1] = (9 * F.avg_pool2d(x, 3, stride=1) + 4 * x[:, :, 1:-1, 1:-1]) / 13
-    return _blend(smooth, x, strength, sign)
-
-
-# ---- moves ----
-
-
-def rotate(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    return warp(x, turn(30 * (sign * strength).flatten()), FILL)
-
-
-def shear_x(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    return _move(x, 0, 1, 0.3 * sign * strength)
-
-
-def shear_y(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    return _move(x, 1, 0, 0.3 * sign * strength)
-
-
-def translate_x(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    return _move(x, 0, 2, 0.45 * x.shape[3] * sign * strength)
-
-
-def translate_y(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    return _move(x, 1, 2, 0.45 * x.shape[2] * sign * strength)
-
-
-OPERATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    operation.__name__: operation
-    for operation in (
-        autocontrast, equalize, invert, posterize, solarize, solarize_add, colour, contrast, brightness, sharpness,
-        rotate, shear_x, shear_y, translate_x, translate_y,
-    )
-}  # fmt: skip
-
-
-def _codes(x: Tensor) -> Tensor:
-    return (x * 255).round()
 
 
 def _grey(x: Tensor) -> Tensor:
@@ -199,13 +165,72 @@ def _grey(x: Tensor) -> Tensor:
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
+def _smooth(x: Tensor) -> Tensor:
+    """The mean of 3 × 3 pixels, the middle one five times; the rim stays."""
+    if min(x.shape[-2:]) < 3:
+        return x
+    smooth = x.clone()
+    smooth[:, :, 1:-1, 1:-1] = (9 * F.avg_pool2d(x, 3, stride=1) + 4 * x[:, :, 1:-1, 1:-1]) / 13
+    return smooth
+
+
+BLENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "colour": _grey,
+    "contrast": lambda x: _grey(x).mean((2, 3), keepdim=True),
+    "brightness": torch.zeros_like,
+    "sharpness": _smooth,
+}
+
+
 def _blend(poorer: Tensor, x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
     factor = (1 + 0.9 * sign * strength).clamp(min=0.1)
     return (poorer + factor * (x - poorer)).clamp(0, 1)
 
 
-def _move(x: Tensor, row: int, column: int, amount: Tensor) -> Tensor:
-    """Warp by the identity with one entry changed."""
-    matrix = torch.eye(2, 3, device=x.device).repeat(len(x), 1, 1)
-    matrix[:, row, column] = amount.flatten()
-    return warp(x, matrix, FILL)
+# ---- moves, as matrices [B, 2, 3] ----
+
+
+def _identity(x: Tensor) -> Tensor:
+    return torch.eye(2, 3, device=x.device).expand(len(x), 2, 3)
+
+
+def _entry(row: int, column: int, most: Callable[[Tensor], float]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The identity with one entry changed, by up to `most` either way."""
+
+    def matrix(x: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
+        changed = _identity(x).clone()
+        changed[:, row, column] = (most(x) * sign * strength).flatten()
+        return changed
+
+    return matrix
+
+
+MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "rotate": lambda x, strength, sign: turn(30 * (sign * strength).flatten()),
+    "shear_x": _entry(0, 1, lambda x: 0.3),
+    "shear_y": _entry(1, 0, lambda x: 0.3),
+    "translate_x": _entry(0, 2, lambda x: 0.45 * x.shape[3]),
+    "translate_y": _entry(1, 2, lambda x: 0.45 * x.shape[2]),
+}
+
+
+# ---- all of them ----
+
+
+def _by_blend(poorer: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return lambda x, strength, sign: _blend(poorer(x), x, strength, sign)
+
+
+def _by_move(matrix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return lambda x, strength, sign: warp(x, matrix(x, strength, sign), FILL)
+
+
+OPERATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    **TONES,
+    **{name: _by_blend(poorer) for name, poorer in BLENDS.items()},
+    **{name: _by_move(matrix) for name, matrix in MOVES.items()},
+}
+
+
+def _codes(x: Tensor) -> Tensor:
+    return (x * 255).round()
