@@ -1,5 +1,7 @@
 """What calibration remembers of a site, and the scale it makes of it."""
 
+from math import gcd
+
 import torch
 from torch import Tensor
 
@@ -7,13 +9,15 @@ from spikezip.errors import InputError
 from spikezip.ops import rounding
 
 _SAMPLE = 1 << 15  # values kept per site and batch
+_SAMPLE_BY_CHANNEL = 1 << 9  # … of each channel: a few tokens may be far larger than all others
 _CANDIDATES = 80
 
 
 class RangeObserver:
     """Keeps an even sample of what a site sees and the largest magnitude, and finds the scale of least squared error.
 
-    The sample is taken at fixed distances, so that calibration is deterministic.
+    The sample is taken at a fixed distance, so that calibration is deterministic. The distance has no factor in common
+    with the shape: it comes by all channels and all positions, of which a few often hold the largest values.
 
     Example:
         >>> observer = RangeObserver("site", lo=-4, hi=3)
@@ -31,7 +35,10 @@ class RangeObserver:
         rows = u.detach().reshape(-1, u.shape[-1] if self.by_channel else 1)
         top = rows.abs().amax(dim=0)
         self.largest = top if self.largest is None else torch.maximum(self.largest, top)
-        self.samples.append(rows[:: max(1, rows.numel() // _SAMPLE)])
+        distance = max(1, len(rows) // (_SAMPLE_BY_CHANNEL if self.by_channel else _SAMPLE))
+        while gcd(distance, len(rows)) > 1:
+            distance += 1
+        self.samples.append(rows[::distance])
 
     def best_scale(self) -> Tensor:
         """The scale, among those that cover the sample from a twentieth of its range to all of it."""

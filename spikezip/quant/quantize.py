@@ -94,6 +94,8 @@ def _make_site(plan: SitePlan, config: QuantConfig, like: Tensor) -> Site:
         lo, hi = settings.range(plan.signed, config.levels)
         if settings.per_channel and plan.where == ATTENTION:
             raise ConfigError("per_channel=True: products inside attention take one scale for all channels")
+        if plan.where == ACTIVATION and not plan.signed and lo < 0:
+            raise ConfigError(f"codes from {lo}: this site is the ReLU itself, so its codes begin at 0")
     except ConfigError as error:
         raise ConfigError(f"site {plan.name!r}: {error}") from None
     return Site(plan.name, lo, hi, plan.entry, like, by_channel=settings.per_channel)

@@ -88,6 +88,8 @@ class Site(Neuron):
 
     def forward(self, u: Tensor) -> Tensor:
         if self.observer is not None:
+            if self.lo == 0:  # an unsigned site is also the ReLU before it
+                u = u.clamp(min=0)
             self.observer.see(u)
             return u
         if not self.training:

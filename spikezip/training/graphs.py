@@ -3,6 +3,7 @@
 A quantized network launches a few small kernels per site. On a fast GPU the host takes longer to launch them than the
 GPU to run them; a replayed graph is one launch. What is recorded must not wait for the GPU: float text models, which
 look at their masks to see whether anything is padded, get an attention that does not (`attention_without_waiting`).
+The same keeps attention over images fused.
 """
 
 from collections.abc import Callable, Iterator
@@ -113,7 +114,7 @@ def _recorded(run: Callable[[], Any], pool: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def attention_without_waiting(*models: Any) -> Iterator[None]:
-    """Inside the block float models that use SDPA always pass their mask, and never look whether they need to.
+    """Inside the block float models that use SDPA pass the mask they are given, and never look whether they need to.
 
     Example:
         >>> import transformers
@@ -139,6 +140,8 @@ def attention_without_waiting(*models: Any) -> Iterator[None]:
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
     if kwargs.get("attention_mask") is not None:
         kwargs["allow_is_bidirectional_skip"] = kwargs["allow_is_causal_skip"] = False
+    elif kwargs.get("allow_is_bidirectional_skip") and kwargs.get("local_size") is None:
+        return None  # transformers makes a mask of ones while a graph is recorded, and no fused attention takes it
     seen: Tensor | None = sdpa_mask(*args, **kwargs)
     return seen
 

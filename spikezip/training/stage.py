@@ -2,13 +2,11 @@
 
 import copy
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from spikezip.data.base import TEXT
 from spikezip.data.reduction import fold_reduction, has_reduction
 from spikezip.errors import ConfigError
 from spikezip.quant.model import QuantizedModel
@@ -71,7 +69,7 @@ def train_stage(work: Work, name: str, model: Any, settings: TrainStage, previou
         callbacks=callbacks,
     )
     # Those that look at their masks wait for the GPU in every step, and cannot be recorded.
-    waiting = attention_without_waiting(model, teacher) if data.kind == TEXT else nullcontext()
+    waiting = attention_without_waiting(model, teacher)
     with stop.listening(), dropping_paths(model, settings.drop_path), waiting:
         trainer.train(resume_from_checkpoint=work.folder.checkpoint(name))
     for board in boards:  # closed by now: an evaluation after the end would open another

@@ -56,7 +56,7 @@ CASES = [
 @pytest.mark.parametrize(("make", "settings"), CASES, ids=["gpt2-channels", "gpt2-16", "llama-channels", "llama-float"])
 def test_all_stages(make: Any, settings: dict[str, Any], tmp_path: Path) -> None:
     stages = {
-        "relu": toys.stage(epochs=4),
+        "relu": toys.stage(epochs=8),
         "quantize": {"levels": 16, **settings},
         "qat": toys.stage(epochs=2, distill={}, dropout=0.0),
         "convert": True,
