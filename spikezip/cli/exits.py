@@ -15,12 +15,14 @@ from spikezip.cli.options import (
     BatchSizeOption,
     CodingOption,
     DataOption,
+    DeviceOption,
     EngineOption,
     MaxSpikeOption,
     SamplesOption,
     StaggerOption,
     one_of,
 )
+from spikezip.cli.options import device as read_device
 from spikezip.cli.options import steps as read_steps
 from spikezip.cli.screen import progress, say
 from spikezip.cli.tune import read_numbers
@@ -88,6 +90,7 @@ def exits(
     stagger: StaggerOption = 0,
     samples: SamplesOption = None,
     batch_size: BatchSizeOption = 8,
+    device: DeviceOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write rules and reports to this file; see --rule.")
     ] = None,
@@ -107,7 +110,7 @@ def exits(
     """
     given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", None) == "COMMANDLINE"}
     _check_options(given, json_file)
-    shares = _shares(agreement)
+    shares, where = _shares(agreement), read_device(device)
     asked: dict[str, Any] = {"kind": kind, "patience": patience, "steps": read_steps(steps), "coding": coding}
     asked |= {"max_spike": max_spike, "stagger": float(stagger)}
     known = None if rule is None else _read_rule(rule, asked, given)
@@ -119,7 +122,7 @@ def exits(
         rules = tuple(replace(drive, threshold=number) for number in read_numbers("thresholds", thresholds))
     to_calibrate, to_report, used = _divide(data, test, samples, calibrate=not rules)
 
-    network = load(snn, "snn")
+    network = load(snn, "snn").to(where)
     head = check_head(network)
     if to_report.labels is not None:
         labels = samples_of.label_tensor(to_report.labels, network.config)
@@ -127,7 +130,7 @@ def exits(
     of_network = fingerprint(network)
     if known is not None:
         known.check_network(of_network, f"--rule {rule}")
-    reference = None if qann is None else load(qann, "qann")
+    reference = None if qann is None else load(qann, "qann").to(where)
     check_qann(network, reference)
 
     cap = None if asked["steps"] == "equilibrium" else asked["steps"]

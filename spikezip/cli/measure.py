@@ -1,7 +1,6 @@
 """`spikezip measure`: accuracy over time, latency, activity, operations and energy of an SNN on a data set."""
 
 import json
-import os
 import shlex
 import sys
 from contextlib import nullcontext
@@ -9,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from spikezip.checkpoint.format import CERTIFICATE
@@ -21,11 +19,13 @@ from spikezip.cli.options import (
     BatchSizeOption,
     CodingOption,
     DataOption,
+    DeviceOption,
     EngineOption,
     MaxSpikeOption,
     SamplesOption,
     StaggerOption,
 )
+from spikezip.cli.options import device as read_device
 from spikezip.cli.options import steps as read_steps
 from spikezip.cli.screen import progress, say
 from spikezip.errors import ConfigError
@@ -64,10 +64,7 @@ def measure(
     ] = None,
     samples: SamplesOption = None,
     batch_size: BatchSizeOption = 8,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="NAME", show_default="a GPU if there is one", help="cpu, cuda, cuda:1, …"),
-    ] = None,
+    device: DeviceOption = None,
     folder: Annotated[
         Path | None,
         typer.Option("--folder", metavar="FOLDER", help="Keep the state here, and the result: see --resume."),
@@ -102,7 +99,7 @@ def measure(
         raise ConfigError("--resume needs --folder, where the state is")
     if json_file is not None and json_file.is_dir():
         raise ConfigError(f"--json {json_file} is a folder; a file is needed")
-    where, model = _device(device), _energy_model(energy, memory)
+    where, model = read_device(device), _energy_model(energy, memory)
     found = samples_of.read(data)
     network = load(snn, "snn")
     head = Head.of(network)
@@ -142,20 +139,6 @@ def measure(
     for path in (json_file, folder and folder / "measurement.json"):
         if path is not None:
             say(f"measurement → {path}")
-
-
-def _device(name: str | None) -> torch.device:
-    """The device asked for; else this process's GPU, else the CPU."""
-    if name is None:
-        number = int(os.environ.get("LOCAL_RANK", "0"))
-        return torch.device("cuda", number) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    # In this order: a name that is none, a torch that was built without CUDA, a backend that is not there.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"--device {name}: {str(error).splitlines()[0]}") from None
-    return device
 
 
 def _energy_model(file: Path | None, memory: str | None) -> EnergyModel:

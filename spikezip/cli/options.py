@@ -1,11 +1,13 @@
 """Options that several verbs share, and how their text is read."""
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Annotated
 
+import torch
 import typer
 
 from spikezip.errors import ConfigError
@@ -88,6 +90,10 @@ SamplesOption = Annotated[
 BatchSizeOption = Annotated[
     int, typer.Option("--batch-size", min=1, metavar="N", help="Samples that go through together.")
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", show_default="a GPU if there is one", help="cpu, cuda, cuda:1, …"),
+]
 
 
 def bits(option: str, text: str) -> int | None:
@@ -157,3 +163,22 @@ def steps(text: str) -> Steps:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"--steps {text}: a whole number from 1, or 'equilibrium'")
     return int(text)
+
+
+def device(name: str | None) -> torch.device:
+    """The device asked for; else this process's GPU, else the CPU.
+
+    Example:
+        >>> device("cpu")
+        device(type='cpu')
+    """
+    if name is None:
+        number = int(os.environ.get("LOCAL_RANK", "0"))
+        return torch.device("cuda", number) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        found = torch.device(name)
+        torch.empty(0, device=found)
+    # In this order: a name that is none, a torch that was built without CUDA, a backend that is not there.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"--device {name}: {str(error).splitlines()[0]}") from None
+    return found

@@ -10,7 +10,8 @@ import spikezip
 from spikezip.cli import data as samples_of
 from spikezip.cli.float_model import TASKS, load_float
 from spikezip.cli.folders import check_target, locate, save
-from spikezip.cli.options import BatchSizeOption, DataOption, bits, check_overlap, one_of, site_settings
+from spikezip.cli.options import BatchSizeOption, DataOption, DeviceOption, bits, check_overlap, one_of, site_settings
+from spikezip.cli.options import device as read_device
 from spikezip.cli.screen import progress, say
 from spikezip.errors import ConfigError
 
@@ -59,6 +60,7 @@ def quantize(
     ] = False,
     batches: Annotated[int, typer.Option("--batches", min=1, metavar="N", help="Batches to calibrate on.")] = 8,
     batch_size: BatchSizeOption = 8,
+    device: DeviceOption = None,
     task: Annotated[
         str,
         typer.Option(
@@ -91,10 +93,11 @@ def quantize(
         raise ConfigError(
             "--compact: nothing lies on an integer grid; set --weight-bits or --embedding-bits to 8 or 16"
         )
+    where = read_device(device)
     samples = samples_of.read(data)
     check_target(target)
     source = locate(model)
-    qann = spikezip.quantize(load_float(model, task), config)
+    qann = spikezip.quantize(load_float(model, task), config).to(where)
     check_overlap(dict(config.sites), qann.sites)
 
     limit = min(batches * batch_size, len(samples))

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 from spikezip.checkpoint.format import CERTIFICATE
 from spikezip.cli import data as samples_of
 from spikezip.cli.folders import load, locate
-from spikezip.cli.options import BatchSizeOption, DataOption, SamplesOption
+from spikezip.cli.options import BatchSizeOption, DataOption, DeviceOption, SamplesOption
+from spikezip.cli.options import device as read_device
 from spikezip.cli.screen import progress, say
 from spikezip.data import Pixels, Split
 from spikezip.errors import ConfigError, InputError
@@ -40,6 +41,7 @@ def report(
     sample: Annotated[int, typer.Option("--sample", min=0, metavar="N", help="Which sample is played, from 0.")] = 0,
     samples: SamplesOption = None,
     batch_size: BatchSizeOption = 8,
+    device: DeviceOption = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")] = Path("report.html"),
 ) -> None:
     """Write a report: summary with certificate, charts, tables, and one input that can be played step by step.
@@ -60,12 +62,13 @@ def report(
 
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; a file is needed")
+    where = read_device(device)
     measured = None if measurement is None else Measurement.load(measurement)
     found = samples_of.read(data)
     if sample >= len(found):
         raise InputError(f"--sample {sample}: {data} holds {len(found):,} samples, counted from 0")
-    network = load(snn, "snn")
-    quantized = None if qann is None else load(qann, "qann")
+    network = load(snn, "snn").to(where)
+    quantized = None if qann is None else load(qann, "qann").to(where)
     folder = locate(snn)
     if measured is None:
         total = min(len(found), samples or len(found))

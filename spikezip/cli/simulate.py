@@ -14,11 +14,13 @@ from spikezip.cli.options import (
     BatchSizeOption,
     CodingOption,
     DataOption,
+    DeviceOption,
     EngineOption,
     MaxSpikeOption,
     SamplesOption,
     StaggerOption,
 )
+from spikezip.cli.options import device as read_device
 from spikezip.cli.options import steps as read_steps
 from spikezip.cli.screen import out, progress, say
 from spikezip.measure.over_time import OverTime, shown_steps
@@ -36,6 +38,7 @@ def simulate(
     stagger: StaggerOption = 0,
     samples: SamplesOption = None,
     batch_size: BatchSizeOption = 8,
+    device: DeviceOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers, of every step, to this file.")
     ] = None,
@@ -48,9 +51,9 @@ def simulate(
 
     [green]spikezip simulate ./snn --data dev.tsv --steps equilibrium --json run.json[/]
     """
-    wanted = read_steps(steps)
+    wanted, where = read_steps(steps), read_device(device)
     found = samples_of.read(data)
-    network = load(snn, "snn")
+    network = load(snn, "snn").to(where)
     total = min(len(found), samples or len(found))
     # Hidden states are no answer, and a question's answer is a place in the text, not a class.
     headless = network.base_model is network or type(network).__name__.endswith("ForQuestionAnswering")

@@ -10,7 +10,8 @@ from rich.table import Table
 from spikezip.cli import data as samples_of
 from spikezip.cli.folders import load, locate
 from spikezip.cli.measured import quantity
-from spikezip.cli.options import BatchSizeOption, CodingOption, DataOption, EngineOption, one_of
+from spikezip.cli.options import BatchSizeOption, CodingOption, DataOption, DeviceOption, EngineOption, one_of
+from spikezip.cli.options import device as read_device
 from spikezip.cli.screen import out, progress, say
 from spikezip.errors import ConfigError
 from spikezip.measure.tuning import COSTS, MAX_SPIKES, STAGGERS, Trial, Tuning
@@ -58,6 +59,7 @@ def tune(
     coding: CodingOption = "analog",
     samples: Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Use only the first N samples.")] = 64,
     batch_size: BatchSizeOption = 8,
+    device: DeviceOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all trials to this file.")
     ] = None,
@@ -76,9 +78,9 @@ def tune(
         raise ConfigError("--steps and --budget: give one of them, the other is what is searched for")
     delays = read_numbers("staggers", staggers)
     largest = read_wholes("max-spikes", max_spikes)
-    share = read_share(agreement)
+    share, where = read_share(agreement), read_device(device)
     found = samples_of.read(data)
-    network = load(snn, "snn")
+    network = load(snn, "snn").to(where)
     total = min(len(found), samples)
     batches = list(samples_of.batches(found, network, locate(snn), batch_size, total))
     kept: list[Tuning] = []

@@ -13,11 +13,13 @@ from spikezip.cli.options import (
     BatchSizeOption,
     CodingOption,
     DataOption,
+    DeviceOption,
     EngineOption,
     MaxSpikeOption,
     SamplesOption,
     StaggerOption,
 )
+from spikezip.cli.options import device as read_device
 from spikezip.cli.screen import out, progress, say
 
 
@@ -34,6 +36,7 @@ def verify(
     max_spike: MaxSpikeOption = 1,
     stagger: StaggerOption = 0,
     batch_size: BatchSizeOption = 8,
+    device: DeviceOption = None,
 ) -> None:
     """Compare the codes of every site, and the outputs, bit for bit.
 
@@ -46,9 +49,10 @@ def verify(
 
     [green]spikezip verify ./qann --data test.tsv --engine spike --coding rate[/]
     """
+    where = read_device(device)
     found = samples_of.read(data)
-    quantized = load(qann, "qann")
-    spiking = spikezip.convert(quantized) if snn is None else load(snn, "snn")
+    quantized = load(qann, "qann").to(where)
+    spiking = spikezip.convert(quantized) if snn is None else load(snn, "snn").to(where)
     total = min(len(found), samples or len(found))
     with progress("verifying", total) as done:
         certificate = spikezip.verify(

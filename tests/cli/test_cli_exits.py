@@ -35,7 +35,7 @@ def test_halves_give_the_numbers_of_the_library(home: Path, tmp_path: Path) -> N
     file = tmp_path / "new" / "rule.json"
     text = ok(
         *("exits", home / "vit-snn", "--data", home / "images.npz", "--qann", home / "vit-qann", "--batch-size", 4),
-        *("--agreement", 0.75, "--patience", 2, "--stagger", 0.5, "--json", file),
+        *("--agreement", 0.75, "--patience", 2, "--stagger", 0.5, "--json", file, "--device", "cpu"),
     )
     snn, qann = spikezip.load(home / "vit-snn"), spikezip.load(home / "vit-qann")
     rule = calibrate_exit(snn, batches(home, slice(0, None, 2)), qann, agreement=0.75, patience=2, stagger=0.5)

@@ -17,6 +17,7 @@ def test_tune_gives_the_numbers_of_the_library(home: Path, tmp_path: Path) -> No
     text = ok(
         *("tune", home / "vit-snn", "--data", home / "images.npz", "--samples", 6, "--batch-size", 4, "--steps", 500),
         *("--staggers", "0,0.5", "--max-spikes", "1,2", "--agreement", "0.9", "--json", tmp_path / "t.json"),
+        *("--device", "cpu"),
     )
     assert "4 settings tried on 6 samples" in text
     assert "energy per inference" in text

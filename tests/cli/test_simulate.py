@@ -30,7 +30,8 @@ def test_simulate_to_equilibrium(home: Path, tmp_path: Path, name: str, file: st
 
 
 def test_simulate_gives_the_numbers_of_the_library(home: Path, tmp_path: Path) -> None:
-    ok("simulate", home / "vit-snn", "--data", home / "images.npz", "--steps", 6, "--json", tmp_path / "n.json")
+    command = ("simulate", home / "vit-snn", "--data", home / "images.npz", "--steps", 6, "--device", "cpu")
+    ok(*command, "--json", tmp_path / "n.json")
     numbers = json.loads((tmp_path / "n.json").read_text())
     snn = spikezip.load(home / "vit-snn")
     samples = data.read(str(home / "images.npz"))
