@@ -31,7 +31,7 @@ test-oldest: $(OLD_VENV)/ready
 
 $(DEMO_VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO_VENV)
-	$(DEMO_VENV)/bin/pip install $(PIP_FLAGS) ".[cli]"
+	$(DEMO_VENV)/bin/pip install $(PIP_FLAGS) ".[cli,fast]"
 	touch $@
 
 $(TEST_VENV)/ready: pyproject.toml constraints.txt

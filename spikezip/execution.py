@@ -35,8 +35,13 @@ class Execution:
     keeps_sums = False  # whether `linear` and `matmul` return sums that they go on with, and that must not be changed
 
     def codes(self, site: SiteLike, u: Tensor) -> Tensor:
-        """The codes of a site whose (running) input is `u`, as a float tensor of integers."""
+        """The codes of a site whose (running) input is `u`: integers, as floats or in int8."""
         return rounding.code(u, site.step_size, site.lo, site.hi)
+
+    def values(self, site: SiteLike, u: Tensor) -> tuple[Tensor, Tensor]:
+        """What a site passes on, `s·S`, and its codes."""
+        codes = self.codes(site, u)
+        return codes * site.step_size, codes
 
     def learned(self, site: SiteLike, codes: Tensor) -> None:
         """Told of the codes that a site has come to in a training step."""

@@ -119,9 +119,6 @@ def main() -> None:
     if args.folder.exists():
         shutil.rmtree(args.folder)
     shutil.copytree(args.run / "qann", args.folder, copy_function=shutil.copyfile)
-    config = args.folder / "config.json"  # it may name a folder of the machine that the run was made on
-    known = {key: value for key, value in json.loads(config.read_text("utf-8")).items() if key != "_name_or_path"}
-    config.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
     shutil.copyfile(args.run / "snn" / "certificate.json", args.folder / "certificate.json")
     shutil.copyfile(args.run / "results.json", args.folder / "results.json")
     (args.folder / "recipe.yaml").write_text(portable(args.run / "recipe.yaml").to_yaml(), encoding="utf-8")

@@ -79,7 +79,8 @@ def save(
         save_file({key: tensors[key] for key in keys}, folder / filename, metadata={"format": "pt"})
     config = model.config.to_dict()
     config["architectures"] = [own_class(model).__name__]
-    config.pop("_attn_implementation", None)
+    for local in ("_attn_implementation", "_name_or_path"):  # the second may name a folder of this machine
+        config.pop(local, None)
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     files = [CONFIG, *sorted(plan.filename_to_tensors)]

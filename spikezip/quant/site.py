@@ -68,6 +68,11 @@ class Site(Neuron):
             self.note_scale()
         return super().codes(u)
 
+    def values(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        if self.notes_scale:
+            self.note_scale()
+        return super().values(u)
+
     @torch.no_grad()
     def set_scale(self, scale: Tensor) -> None:
         """Start from this scale: one number, or one per channel for a site that has one per channel."""

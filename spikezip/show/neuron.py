@@ -1,7 +1,7 @@
 """Single neurons at work: membrane and tracer over time, beside the staircase of their quantizer."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -114,22 +114,23 @@ def _listening(neurons: Mapping[str, Neuron]) -> Iterator[dict[str, list[Tensor]
     """Inside the block, what arrives at these neurons is kept, step by step."""
     heard: dict[str, list[Tensor]] = {site: [] for site in neurons}
 
-    def listen(site: str, neuron: Neuron) -> Any:
-        answer = neuron.codes
-
-        def codes(u: Tensor) -> Tensor:
+    def listen(site: str, answer: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def hear(u: Tensor) -> Any:
             heard[site].append(u.detach().cpu().clone())
             return answer(u)
 
-        return codes
+        return hear
 
+    asked = ("codes", "values")  # by attention, and by everybody else
     try:
         for site, neuron in neurons.items():
-            neuron.__dict__["codes"] = listen(site, neuron)  # stands before the method of the class
+            for name in asked:
+                neuron.__dict__[name] = listen(site, getattr(neuron, name))  # stands before the method of the class
         yield heard
     finally:
         for neuron in neurons.values():
-            neuron.__dict__.pop("codes", None)
+            for name in asked:
+                neuron.__dict__.pop(name, None)
 
 
 def neuron_figure(traces: Sequence[NeuronTrace]) -> Any:

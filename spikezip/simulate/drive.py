@@ -11,6 +11,7 @@ from torch import Tensor
 from spikezip.batches import Batch, Prepared, prepare
 from spikezip.errors import ConfigError, SpikezipError
 from spikezip.execution import executing
+from spikezip.ops.compiled import numba_is_here
 from spikezip.simulate.engine import Engine, Settings
 from spikezip.simulate.folded import FoldedEngine
 from spikezip.simulate.model import SpikingModel
@@ -25,6 +26,7 @@ Steps = int | Literal["equilibrium"]
 # Values of the largest layer that a chunk of the folded engine may hold, and the most steps it may have: past that,
 # steps after equilibrium are computed for nothing.
 _ACTIVATIONS_ON_CPU = 640_000
+_ACTIVATIONS_COMPILED = 1_600_000  # on the CPU too, with compiled loops: these need less beside them
 _ACTIVATIONS_ON_GPU = 256_000_000
 _MOST_STEPS = 16
 
@@ -177,7 +179,8 @@ def chunks(limit: int, chunk: int | None, engine: Engine) -> Iterator[int]:
             size = 1
         else:
             largest = max(engine.tracers.values(), key=Tensor.numel)
-            budget = _ACTIVATIONS_ON_CPU if largest.device.type == "cpu" else _ACTIVATIONS_ON_GPU
+            budget = _ACTIVATIONS_COMPILED if numba_is_here() else _ACTIVATIONS_ON_CPU
+            budget = budget if largest.device.type == "cpu" else _ACTIVATIONS_ON_GPU
             size = min(max(budget // largest.numel(), 2), _MOST_STEPS)
         yield min(size, limit - engine.done)
 
@@ -219,7 +222,7 @@ def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, name: str
         spike_counts={site: over_time(c).to(torch.int64) for site, c in engine.spike_counts.items()},
         neurons={site: tracer.numel() // batch for site, tracer in engine.tracers.items()},
         trains={site: over_time(c) for site, c in engine.trains.items()},
-        tracers=dict(engine.tracers),
+        tracers={site: tracer.to(logits.dtype) for site, tracer in engine.tracers.items()},
         neuron_spikes=dict(engine.neuron_spikes),
         free_from=engine.free_from,
         coding=coding,

@@ -72,9 +72,13 @@ class Engine(Execution, ABC):
                 f"not led by the batch of {self.settings.batch}"
             )
         if site.name not in self.tracers:
-            self.tracers[site.name] = torch.zeros_like(like)
+            self.tracers[site.name] = torch.zeros_like(like, dtype=self.code_dtype(site, like))
             self.stages[site.name] = len(self.stages)
         return self.tracers[site.name]
+
+    def code_dtype(self, site: SiteLike, like: Tensor) -> torch.dtype:
+        """In what a site's codes are held: by default in the floats that arrive there."""
+        return like.dtype
 
     def begin(self, steps: int) -> None:
         self.steps = steps

@@ -84,12 +84,15 @@ class Neuron(nn.Module):
         return max(abs(self.lo), abs(self.hi))
 
     def codes(self, u: Tensor) -> Tensor:
-        """The codes for the running input `u`, as a float tensor of integers."""
+        """The codes for the running input `u`: integers, as floats or in int8."""
         return current().codes(self, u)
 
+    def values(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """What the neuron passes on for the running input `u`, and its codes."""
+        return current().values(self, u)
+
     def forward(self, u: Tensor) -> Tensor:
-        codes = self.codes(u)
-        return self.keep(codes * self.step_size, codes)
+        return self.keep(*self.values(u))
 
     def keep(self, values: Tensor, codes: Tensor) -> Tensor:
         """Remember the codes of `values` for the products that read them; returns the values."""

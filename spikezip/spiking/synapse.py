@@ -45,10 +45,13 @@ def apply_synapse(
     """The running output of a synapse for the running codes of the site `source`."""
     total = current().linear(owner, "0", codes, parts[0].weight, parts[0].dtype, source.largest)
     for i, part in enumerate(parts[1:], start=1):
-        total = total * 256 + current().linear(owner, str(i), codes, part.weight, part.dtype, source.largest)
+        high = total.to(parts[0].dtype) * 256
+        total = high + current().linear(owner, str(i), codes, part.weight, part.dtype, source.largest)
     factor = input_factor(source, scale)
-    if factor is not None and factor.ndim and total.is_cuda and total.dtype == source.scale.dtype == torch.float32:
+    on_gpu = total.is_cuda and total.dtype == torch.float32
+    if factor is not None and factor.ndim and factor.dtype == torch.float32 and (on_gpu or total.dtype == torch.int32):
         return grid.scale_bias(total, factor, bias)  # one pass over the data, and not two
+    total = total.to(parts[0].dtype) if total.dtype == torch.int32 else total
     y = total if factor is None else scaled(total, factor)
     y = y.to(source.scale.dtype)
     return y if bias is None else (y + bias if factor is None else y.add_(bias))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from spikezip.errors import InputError
 from spikezip.ops import lsq
+from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.grid import reference
 from spikezip.ops.neuron.fast import triton_is_here
 
@@ -33,6 +34,8 @@ def weight_grids(
 def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """What follows a product of integers: `total · scale + bias`, rounded after the product and after the sum.
 
+    Sums may come as int32; they are below 2^24, so that float32 holds them.
+
     Example:
         >>> scale_bias(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.25]), torch.tensor([1.0, 1.0]))
         tensor([[2.5000, 2.0000]])
@@ -42,6 +45,13 @@ def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         from spikezip.ops.grid import triton
 
         return triton.scale_bias(total, scale, bias)
+    if total.dtype == torch.int32 and total.device.type == "cpu" and scale.dtype == torch.float32:
+        if numba_is_here() and total.is_contiguous():
+            from spikezip.ops.grid import compiled
+
+            return compiled.scale_bias(total, scale, bias)
+        total = total.to(scale.dtype).mul_(scale)
+        return total if bias is None else total.add_(bias)
     scaled = total.mul(scale)
     return scaled if bias is None else scaled.add(bias)
 

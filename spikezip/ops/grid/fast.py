@@ -66,6 +66,8 @@ def without_autocast(function: _F) -> _F:
 def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int) -> Tensor:
     """As `reference.linear`; `weight` in int8 opens the int8 (CPU) and fp16 (CUDA) units.
 
+    For int8 codes on the CPU sums may come as int32, where float32 would hold them too.
+
     Example:
         >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3, 4]], dtype=torch.int8), torch.float32, 2)
         tensor([[11.]])
@@ -74,11 +76,13 @@ def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int)
         # Training keeps codes and weights in bfloat16, which holds integers up to 256.
         total = torch.mm(codes.reshape(-1, codes.shape[-1]), weight.t(), out_dtype=torch.float32)
         return total.view(*codes.shape[:-1], weight.shape[0])
-    if weight.dtype == torch.int8 and codes.dtype == torch.float32:
+    if weight.dtype == torch.int8 and codes.dtype in (torch.float32, torch.int8):
         rows = codes.reshape(-1, codes.shape[-1])
         fits = largest_code <= 127 and rows.shape[1] * 128 * largest_code < 2**31
         if codes.device.type == "cpu" and fits and rows.shape[0] >= _MIN_INT8_ROWS and int8_products_are_exact():
-            total = torch._int_mm(rows.to(torch.int8), weight.t()).to(dtype)
+            total = torch._int_mm(rows.to(torch.int8), weight.t())
+            if codes.dtype != torch.int8 or dtype != torch.float32:
+                total = total.to(dtype)
             return total.view(*codes.shape[:-1], weight.shape[0])
         if codes.device.type == "cuda" and largest_code <= 2048 and dtype == torch.float32:
             total = torch.mm(rows.half(), weight.half().t(), out_dtype=torch.float32)

@@ -6,7 +6,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from spikezip.errors import SpikezipError
 from spikezip.ops import rounding
+from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron import reference
 from spikezip.ops.rounding.fast import BLOCK, has_inverse, make_scratch, round_block
 
@@ -23,11 +25,19 @@ def triton_is_here() -> bool:
 
 
 def walk(
-    u: Tensor, tracer: Tensor, scale: Tensor, lo: int, hi: int, max_spike: int, samples: int
+    u: Tensor,
+    tracer: Tensor,
+    scale: Tensor,
+    lo: int,
+    hi: int,
+    max_spike: int,
+    samples: int,
+    values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """From running sums `[T, n]` and the tracer `[n]` before: tracers `[T, n]`, spikes per step and sample `[T, B]`.
 
-    The n neurons are those of `samples` samples, one after another. A graded spike of m counts as m.
+    The n neurons are those of `samples` samples, one after another. A graded spike of m counts as m. Tracers come in
+    the dtype of the tracer before: int8, where the codes fit into that, or a float. `values` is filled with `s·S`.
 
     Example:
         >>> u = torch.tensor([[2.2, -1.0], [2.2, -1.0], [2.2, 0.0]])
@@ -38,17 +48,42 @@ def walk(
                 [1., 0.],
                 [0., 1.]]))
     """
-    if scale.ndim:  # one per channel: the last dimension of what was flattened
-        scale = scale.repeat(u.shape[1] // len(scale))
-    elif u.dtype == torch.float32 and u.device.type == "cpu" and has_inverse(scale):
-        return _walk_blocks(u.contiguous(), tracer, scale, lo, hi, max_spike, samples)
-    elif u.dtype == torch.float32 and u.device.type == "cuda" and triton_is_here():
-        from spikezip.ops.neuron import triton  # only where it is used: importing the library must not need it
+    limits = (lo, hi, max_spike, samples)
+    if u.dtype == torch.float32 and u.device.type == "cpu":
+        if tracer.dtype == torch.int8 and numba_is_here() and has_inverse(scale):
+            from spikezip.ops.neuron import compiled  # only where it is used: importing the library must not need it
 
-        return triton.walk(u, tracer, scale, lo, hi, max_spike, samples)
-    tracers = reference.scan(rounding.code(u, scale, lo, hi), tracer, max_spike)
-    before = torch.cat([tracer[None], tracers[:-1]])
-    counts = (tracers - before).abs_().reshape(len(u), samples, -1).sum(dim=2)
+            found = compiled.walk(u.contiguous(), tracer, scale, *limits, values)
+            if found is None:
+                raise not_a_number()
+            return found
+        if not scale.ndim and has_inverse(scale):
+            return _narrow(*_walk_blocks(u.contiguous(), tracer.to(u.dtype), scale, *limits), tracer, scale, values)
+    elif u.dtype == torch.float32 and u.device.type == "cuda" and triton_is_here():
+        from spikezip.ops.neuron import triton
+
+        return triton.walk(u, tracer, scale, *limits, values)
+    each = scale.repeat(u.shape[1] // len(scale)) if scale.ndim else scale  # channels: the last dimension of what was
+    before = tracer.to(u.dtype)
+    tracers = reference.scan(rounding.code(u, each, lo, hi), before, max_spike)
+    counts = tracers.diff(dim=0, prepend=before[None]).abs_().reshape(len(u), samples, -1).sum(dim=2)
+    return _narrow(tracers, counts, tracer, each, values)
+
+
+def not_a_number() -> SpikezipError:
+    return SpikezipError("what reaches a neuron is not a number; check the weights and the scales of the sites")
+
+
+def _narrow(
+    tracers: Tensor, counts: Tensor, tracer: Tensor, scale: Tensor, values: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Tracers in the dtype of the one before, and their values."""
+    if values is not None:
+        torch.mul(tracers, scale, out=values)
+    if tracers.dtype != tracer.dtype:
+        if not bool(torch.isfinite(counts).all()):  # no integer stands for a NaN
+            raise not_a_number()
+        tracers = tracers.to(tracer.dtype)
     return tracers, counts
 
 

@@ -14,37 +14,53 @@ BLOCK = 1024
 
 @triton.jit
 def _walk_kernel(
-    u_ptr, tracer_ptr, out_ptr, counts_ptr, scale_ptr, steps, each, samples, lo, hi, max_spike, block: tl.constexpr
-):
+    u_ptr, tracer_ptr, out_ptr, values_ptr, counts_ptr, scale_ptr, steps, each, samples, channels, lo, hi, max_spike,
+    with_values: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     sample = tl.program_id(1).to(tl.int64)
     within = tl.program_id(0) * block + tl.arange(0, block)
     inside = within < each
     here = sample * each + within
-    scale = tl.load(scale_ptr).to(tl.float64)
-    tracer = tl.load(tracer_ptr + here, mask=inside, other=0.0)
+    step = tl.load(scale_ptr + within % channels, mask=inside, other=1.0)
+    scale = step.to(tl.float64)
+    tracer = tl.load(tracer_ptr + here, mask=inside, other=0).to(tl.float32)
     for _ in range(steps):
-        u = tl.load(u_ptr + here, mask=inside, other=0.0).to(tl.float64)
-        code = tl.floor(u / scale + 0.5).to(tl.float64)
+        u = tl.load(u_ptr + here, mask=inside, other=0.0)
+        code = tl.floor(u.to(tl.float64) / scale + 0.5).to(tl.float64)
         code = tl.minimum(tl.maximum(code, lo), hi).to(tl.float32)
         spike = tl.minimum(tl.maximum(code - tracer, -max_spike), max_spike)
         tracer += spike
-        tl.store(out_ptr + here, tracer, mask=inside)
-        tl.atomic_add(counts_ptr + sample, tl.sum(tl.abs(spike)))
+        tl.store(out_ptr + here, tracer.to(out_ptr.dtype.element_ty), mask=inside)
+        if with_values:
+            tl.store(values_ptr + here, tracer * step, mask=inside)
+            values_ptr += samples * each
+        nan = tl.where(u == u, 0.0, u)  # a NaN has no code: it spoils the count
+        tl.atomic_add(counts_ptr + sample, tl.sum(tl.abs(spike) + nan))
         u_ptr += samples * each  # the pointers move on to the next step
         out_ptr += samples * each
         counts_ptr += samples
 
 
 def walk(
-    u: Tensor, tracer: Tensor, scale: Tensor, lo: int, hi: int, max_spike: int, samples: int
+    u: Tensor,
+    tracer: Tensor,
+    scale: Tensor,
+    lo: int,
+    hi: int,
+    max_spike: int,
+    samples: int,
+    values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `fast.walk`, for float32 tensors on a GPU (or anywhere, under Triton's interpreter)."""
+    """As `fast.walk`, for float32 sums on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
     u, tracer = u.contiguous(), tracer.contiguous()
     steps, neurons = u.shape
     each = neurons // samples
-    tracers = torch.empty_like(u)
+    tracers = torch.empty(u.shape, dtype=tracer.dtype, device=u.device)
     counts = u.new_zeros(steps, samples)
     grid = (triton.cdiv(each, BLOCK), samples)
     limits = (float(lo), float(hi), float(min(max_spike, hi - lo)))
-    _walk_kernel[grid](u, tracer, tracers, counts, scale, steps, each, samples, *limits, block=BLOCK)
+    _walk_kernel[grid](
+        u, tracer, tracers, u if values is None else values, counts, scale.contiguous(), steps, each, samples,
+        max(scale.numel(), 1), *limits, with_values=values is not None, block=BLOCK,
+    )  # fmt: skip
     return tracers, counts

@@ -27,12 +27,15 @@ def make_scratch(size: int) -> Tensor:
 
 
 def has_inverse(scale: Tensor) -> bool:
-    """Whether `1/s` is a normal float32, which the error bound supposes.
+    """Whether `1/s` is a normal float32, of every scale if there are several: the error bound supposes that.
 
     Example:
-        >>> has_inverse(torch.tensor(0.1)), has_inverse(torch.tensor(2.0**-149))
+        >>> has_inverse(torch.tensor(0.1)), has_inverse(torch.tensor([0.1, 2.0**-149]))
         (True, False)
     """
+    if scale.ndim:
+        least, largest = scale.aminmax()
+        return float(least) >= 2.0**-125 and float(largest) <= 2.0**125
     return 2.0**-125 <= float(scale) <= 2.0**125
 
 

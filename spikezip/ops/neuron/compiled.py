@@ -1,0 +1,133 @@
+"""A chunk of steps through a layer of neurons as a compiled loop: read the running sums once, write the tracers once.
+
+A quotient `u · (1/s)` in float32 decides all codes but near-ties (error bound in `../rounding/README.md`). A row that
+holds one is done again, by the reference's own rule in float64. What follows is small integers.
+"""
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from spikezip.ops.compiled import share
+from spikezip.ops.rounding.fast import tie_margin
+
+BLOCK = 1024  # neurons: what is carried from step to step stays in the first cache
+_MAGIC = np.float32(3 * 2**22)  # added to a small float32 and taken away again, it rounds to the nearest integer
+
+
+@numba.njit(nogil=True, error_model="numpy", cache=True)
+def _row(u, inverse, scale, state, lo, hi, most, limit, codes, values):
+    """One step of a block in float32: the spikes, or −1 if a near-tie (or a NaN) was met.
+
+    Written so that it becomes vector code: few arrays, no calls, no sum of floats.
+    """
+    # Beyond the first and the last code there is nothing to decide, and so no tie.
+    least, largest = lo - np.float32(0.25), hi + np.float32(0.25)
+    fired, ties = np.int32(0), np.int32(0)
+    for i in range(u.size):
+        quotient = u[i] * inverse[i]
+        quotient = least if quotient < least else quotient
+        quotient = largest if quotient > largest else quotient
+        code = (quotient + _MAGIC) - _MAGIC
+        ties |= np.int32(0) if abs(quotient - code) < limit else np.int32(1)
+        spike = code - state[i]
+        spike = -most if spike < -most else spike
+        spike = most if spike > most else spike
+        now = state[i] + spike
+        state[i] = now
+        codes[i] = np.int8(now)
+        values[i] = now * scale[i]
+        fired += abs(np.int32(spike))
+    return np.int32(-1) if ties else fired
+
+
+@numba.njit(nogil=True, error_model="numpy", cache=True)
+def _row_by_the_rule(u, scale, before, state, lo, hi, most, codes, values):
+    """The same in float64, as the reference has it: the spikes, or −1 if a NaN was met."""
+    fired = np.int32(0)
+    for i in range(u.size):
+        code = np.floor(np.float64(u[i]) / np.float64(scale[i]) + 0.5)
+        if np.isnan(code):
+            return np.int32(-1)
+        wanted = np.float32(min(max(code, np.float64(lo)), np.float64(hi))) - before[i]
+        spike = min(max(wanted, -most), most)
+        state[i] = before[i] + spike
+        codes[i] = np.int8(state[i])
+        values[i] = state[i] * scale[i]
+        fired += np.int32(abs(spike))
+    return fired
+
+
+@numba.njit(nogil=True, error_model="numpy", cache=True)
+def _blocks(u, tracer, scale, inverse, lo, hi, most, limit, each, first, last, codes, values, wants_values, counts):
+    """Blocks `first … last` of neurons through all steps; False if a NaN was met."""
+    per_sample = -(-each // BLOCK)
+    state, before = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    scales, inverses = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    nowhere = np.empty(BLOCK, np.float32)
+    scales[:], inverses[:] = scale[0], inverse[0]
+    for block in range(first, last):
+        sample = block // per_sample
+        start = sample * each + (block % per_sample) * BLOCK
+        size = min(BLOCK, (sample + 1) * each - start)
+        if scale.size > 1:
+            channel, done = start % scale.size, 0
+            while done < size:  # a stretch of channels, up to the last
+                stretch = min(size - done, scale.size - channel)
+                scales[done : done + stretch] = scale[channel : channel + stretch]
+                inverses[done : done + stretch] = inverse[channel : channel + stretch]
+                done, channel = done + stretch, 0
+        for i in range(size):
+            state[i] = tracer[start + i]
+        for t in range(u.shape[0]):
+            row, now = u[t, start : start + size], codes[t, start : start + size]
+            value = values[t, start : start + size] if wants_values else nowhere[:size]
+            before[:size] = state[:size]
+            fired = _row(row, inverses, scales, state, lo, hi, most, limit, now, value)
+            if fired < 0:
+                fired = _row_by_the_rule(row, scales, before, state, lo, hi, most, now, value)
+                if fired < 0:
+                    return False
+            counts[t, sample] += fired
+    return True
+
+
+def walk(
+    u: Tensor,
+    tracer: Tensor,
+    scale: Tensor,
+    lo: int,
+    hi: int,
+    max_spike: int,
+    samples: int,
+    values: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """As `fast.walk`, for contiguous float32 sums on the CPU, int8 tracers and scales with a normal inverse.
+
+    None if a sum is NaN: no integer stands for that.
+
+    Example:
+        >>> u = torch.tensor([[2.2, -1.0], [2.2, -1.0], [2.2, 0.0]])
+        >>> walk(u, torch.zeros(2, dtype=torch.int8), torch.tensor(1.0), -4, 3, 1, samples=2)[0].tolist()
+        [[1, -1], [2, -1], [2, 0]]
+    """
+    steps, neurons = u.shape
+    each = neurons // samples
+    pieces = -(-each // BLOCK) * samples
+    codes = torch.empty(u.shape, dtype=torch.int8)
+    counts: list[Tensor] = []
+    finite: list[bool] = []
+    scale = scale.reshape(-1).contiguous()
+    limits = (np.float32(lo), np.float32(hi), np.float32(min(max_spike, hi - lo)), np.float32(0.5 - tie_margin(lo, hi)))
+    given = (u.numpy(), tracer.contiguous().numpy(), scale.numpy(), (1 / scale).numpy(), *limits, each)
+    out = codes.numpy()
+    out_values = u.numpy() if values is None else values.numpy()  # not written to
+
+    def work(first: int, last: int) -> None:
+        own = torch.zeros(steps, samples, dtype=torch.int64)
+        counts.append(own)
+        finite.append(_blocks(*given, first, last, out, out_values, values is not None, own.numpy()))
+
+    share(work, pieces, u.numel())
+    return (codes, torch.stack(counts).sum(dim=0)) if all(finite) else None

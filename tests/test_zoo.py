@@ -1,0 +1,36 @@
+"""The networks in `zoo/`: whole, small enough, certified, and without a trace of the machine they were made on."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import spikezip
+from spikezip.training import load_recipe
+
+FOLDERS = sorted(path.parent for path in (Path(__file__).parents[1] / "zoo").glob("*/spikezip.json"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_network_of_the_zoo(folder: Path) -> None:
+    qann = spikezip.load(folder)
+    assert qann.kind == "qann"
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 25_000_000
+    certificate = json.loads((folder / "certificate.json").read_text("utf-8"))
+    assert certificate["exact"]
+    assert certificate["sites"] == len(qann.sites)
+    results = json.loads((folder / "results.json").read_text("utf-8"))
+    assert results["metrics"]["qann"]["accuracy"] == results["metrics"]["snn"]["accuracy"]
+    assert load_recipe(folder / "recipe.yaml").stages.qat is not None
+    card = (folder / "README.md").read_text("utf-8")
+    assert f"{100 * results['metrics']['qann']['accuracy']:.2f} %" in card
+    for file in (*folder.glob("*.json"), *folder.glob("*.yaml"), folder / "README.md"):
+        if file.name != "tokenizer.json":
+            assert not re.search(r'["\s](/[a-z]+/|[A-Z]:\\)', file.read_text("utf-8")), file
+
+
+def test_the_zoo_is_listed() -> None:
+    readme = (FOLDERS[0].parent / "README.md").read_text("utf-8")
+    assert all(f"]({folder.name})" in readme for folder in FOLDERS)
+    assert len(FOLDERS) >= 2
