@@ -43,6 +43,10 @@ class Execution:
         codes = self.codes(site, u)
         return codes * site.step_size, codes
 
+    def takes_unscaled(self, total: Tensor) -> bool:
+        """Whether sites may be given such a product before it has got its scale and bias."""
+        return False
+
     def learned(self, site: SiteLike, codes: Tensor) -> None:
         """Told of the codes that a site has come to in a training step."""
 

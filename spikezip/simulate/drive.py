@@ -15,9 +15,10 @@ from spikezip.ops.compiled import numba_is_here
 from spikezip.simulate.engine import Engine, Settings
 from spikezip.simulate.folded import FoldedEngine
 from spikezip.simulate.model import SpikingModel
-from spikezip.simulate.outputs import primary
+from spikezip.simulate.outputs import map_tensors, primary
 from spikezip.simulate.run import Run
 from spikezip.simulate.spike import SpikeEngine
+from spikezip.spiking.unscaled import plain
 
 ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine}
 CODINGS = ("analog", "rate")
@@ -98,7 +99,7 @@ def equilibrium_output(snn: SpikingModel, batch: dict[str, Any]) -> Any:
             if bool(driver.settled(driver.last_spike()).all()):
                 break
         driver.begin(1)
-        return snn.network(**prepared.inputs, **prepared.labels)
+        return map_tensors(snn.network(**prepared.inputs, **prepared.labels), plain)
 
 
 def start(

@@ -12,11 +12,19 @@ from torch import Tensor, nn
 
 from spikezip.execution import SiteLike
 from spikezip.ops import neuron
+from spikezip.ops.compiled import numba_is_here
+from spikezip.ops.neuron.fast import triton_is_here
 from spikezip.simulate.engine import Engine
 from spikezip.simulate.outputs import map_tensors
+from spikezip.spiking.unscaled import Unscaled, plain
+
+After = tuple[Tensor, Tensor | None] | None
 
 
 class FoldedEngine(Engine):
+    def takes_unscaled(self, total: Tensor) -> bool:
+        return triton_is_here() if total.is_cuda else total.dtype == torch.int32 and numba_is_here()
+
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
         self.begin(steps)
         folded = {k: self._fold(v) if isinstance(v, Tensor) else v for k, v in inputs.items()}
@@ -31,7 +39,7 @@ class FoldedEngine(Engine):
         return x.repeat(self.steps, *[1] * (x.ndim - 1))
 
     def _unfold(self, x: Tensor) -> Tensor:
-        return x.view(self.steps, self.settings.batch, *x.shape[1:])
+        return plain(x).view(self.steps, self.settings.batch, *x.shape[1:])
 
     def code_dtype(self, site: SiteLike, like: Tensor) -> torch.dtype:
         return torch.int8 if site.lo >= -128 and site.hi <= 127 else like.dtype
@@ -40,25 +48,33 @@ class FoldedEngine(Engine):
         return self._fire(site, u, None)
 
     def values(self, site: SiteLike, u: Tensor) -> tuple[Tensor, Tensor]:
-        flat, back = in_memory_order(u, site)
-        u = flat.permute(back)
-        values = torch.empty_like(u)  # laid out as u is
+        values = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+        order = _order(u)
+        if order is not None:  # laid out as u is
+            values = torch.empty([u.shape[i] for i in order], dtype=u.dtype, device=u.device).permute(_back(order))
         return values, self._fire(site, u, values)
 
     def _fire(self, site: SiteLike, u: Tensor, values: Tensor | None) -> Tensor:
         """The tracers of all steps. Neurons stand in the order in which their sums lie in memory: none is copied."""
         steps = self.steps
-        flat, back = in_memory_order(u, site)
-        there = [back.index(i) for i in range(u.ndim)]
+        u, after = self._sums(site, u)
+        order = _order(u) if not site.step_size.ndim else None  # channels that have a scale each stay last
+        order = order or list(range(u.ndim))
+        flat = u.permute(order).contiguous()
         if site.entry and self.settings.ramp > 1:
             ramp = self.ramp(u.device, u.dtype).repeat_interleave(u.shape[0] // steps)
             flat = flat * ramp.view(-1, *[1] * (u.ndim - 1))
         before = self.tracer(site, u[: u.shape[0] // steps])
-        rows = flat.reshape(steps, -1)
-        out = None if values is None else values.permute(there).view(rows.shape)
-        tracers, counts = self._walk(site, rows, before.permute(there).reshape(-1), out)
+        rows = flat.view(steps, -1)
+        out = None if values is None else values.permute(order)
+        filled = out if out is None or out.is_contiguous() else torch.empty_like(out).contiguous()
+        tracers, counts = self._walk(
+            site, rows, before.permute(order).reshape(-1), None if filled is None else filled.view(rows.shape), after
+        )
+        if out is not None and filled is not None and filled is not out:
+            out.copy_(filled)
         self.spike_counts[site.name].append(counts)
-        codes = tracers.view(flat.shape).permute(back)
+        codes = tracers.view(flat.shape).permute(_back(order))
         over_time = codes.unflatten(0, (steps, -1))
         if self.wants_spikes(site):
             wide = torch.cat([before[None], over_time]).to(torch.int16)  # int8 codes may lie further apart than 127
@@ -66,16 +82,30 @@ class FoldedEngine(Engine):
         self.tracers[site.name] = over_time[-1].clone()
         return codes
 
-    def _walk(self, site: SiteLike, u: Tensor, tracer: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _sums(self, site: SiteLike, u: Tensor) -> tuple[Tensor, After]:
+        """Running sums; or integer sums with the factor and the bias that make running sums of them."""
+        if not isinstance(u, Unscaled):
+            return u, None
+        # Whoever needed the scaled tensor may have changed it.
+        if u.made or site.entry or self.code_dtype(site, u) != torch.int8:
+            return u.scaled(), None
+        if site.step_size.ndim and not u.moved.is_contiguous():
+            return u.scaled(), None
+        return u.moved, (u.scale, u.bias)
+
+    def _walk(
+        self, site: SiteLike, u: Tensor, tracer: Tensor, values: Tensor | None, after: After
+    ) -> tuple[Tensor, Tensor]:
         """Tracers `[n, neurons]` and spikes `[n, B]` of a chunk; in its first steps the site may be held back."""
         batch, held = self.settings.batch, self.held(site)
         if values is not None and held:
             scale = site.step_size
             values[:held] = (tracer.view(-1, max(scale.numel(), 1)) * scale).view(-1)
         if held == self.steps:
-            return tracer.repeat(held, 1), u.new_zeros(held, batch)
+            return tracer.repeat(held, 1), torch.zeros(held, batch, device=u.device)
         limits = (site.step_size, site.lo, site.hi, self.settings.max_spike)
-        tracers, counts = neuron.walk(u[held:], tracer, *limits, batch, None if values is None else values[held:])
+        free = None if values is None else values[held:]
+        tracers, counts = neuron.walk(u[held:], tracer, *limits, batch, free, after)
         if held:
             tracers = torch.cat([tracer.expand(held, -1), tracers])
             counts = torch.cat([counts.new_zeros(held, batch), counts])
@@ -89,21 +119,16 @@ class FoldedEngine(Engine):
         return once.repeat(self.steps, *[1] * (once.ndim - 1))
 
 
-def in_memory_order(u: Tensor, site: SiteLike) -> tuple[Tensor, list[int]]:
-    """A tensor with its dimensions in the order in which they lie in memory, and how to permute them back.
-
-    The samples stay first, and channels that have a scale each stay last. What does not lie in one piece is copied.
+def _order(u: Tensor) -> list[int] | None:
+    """The dimensions in the order in which they lie in memory, samples first; None if they do not lie in one piece.
 
     Example:
-        >>> from spikezip.spiking import Neuron
-        >>> heads = torch.zeros(2, 3, 4, 5).transpose(1, 2)
-        >>> flat, back = in_memory_order(heads, Neuron("q", torch.tensor(1.0), -4, 3))
-        >>> flat.shape, back
-        (torch.Size([2, 3, 4, 5]), [0, 2, 1, 3])
+        >>> _order(torch.zeros(2, 3, 4, 5).transpose(1, 2)), _order(torch.zeros(2, 3)[:, :2])
+        ([0, 2, 1, 3], None)
     """
-    if not u.is_contiguous() and u.ndim > 1:
-        order = [0, *sorted(range(1, u.ndim), key=u.stride, reverse=True)]
-        flat = u.permute(order)
-        if flat.is_contiguous() and (not site.step_size.ndim or order[-1] == u.ndim - 1):
-            return flat, [order.index(i) for i in range(u.ndim)]
-    return u.contiguous(), list(range(u.ndim))
+    order = [0, *sorted(range(1, u.ndim), key=u.stride, reverse=True)]
+    return order if u.permute(order).is_contiguous() else None
+
+
+def _back(order: list[int]) -> list[int]:
+    return [order.index(i) for i in range(len(order))]

@@ -8,6 +8,7 @@ from spikezip.execution import current
 from spikezip.ops import grid
 from spikezip.spiking.neuron import Neuron
 from spikezip.spiking.synapse import scaled
+from spikezip.spiking.unscaled import Unscaled
 
 SITES = ("q", "k", "v", "p", "o")
 
@@ -46,7 +47,12 @@ class Attention(nn.Module):
         p = self.p.codes(masked_softmax(scores, mask))
         mixed = self.product("pv", p, v, self.p, self.v, 1.0)
         output = self.o(mixed.transpose(1, 2).contiguous())
-        return output, p * self.p.step_size
+        return output, self.probabilities(p)
+
+    def probabilities(self, codes: Tensor) -> Tensor:
+        """The probabilities as values. Few ask for them: bare codes wait for their scale until somebody does."""
+        step = self.p.step_size
+        return codes * step if codes.is_floating_point() else Unscaled.of(codes, step.expand(codes.shape[-1]), None)
 
     def product(self, tag: str, a: Tensor, b: Tensor, left: Neuron, right: Neuron, scaling: float) -> Tensor:
         """The product of two sites' codes, scaled to values: an exact sum, times one number."""

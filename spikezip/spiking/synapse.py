@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from spikezip.execution import current
 from spikezip.ops import grid
 from spikezip.spiking.neuron import Neuron
+from spikezip.spiking.unscaled import Unscaled
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def _accumulator(matrix: Tensor, largest_code: int, what: str) -> torch.dtype:
 def apply_synapse(
     owner: nn.Module, codes: Tensor, source: Neuron, parts: list[Part], scale: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """The running output of a synapse for the running codes of the site `source`."""
+    """The running output of a synapse for the running codes of the site `source`; scaled later, where a neuron does."""
     total = current().linear(owner, "0", codes, parts[0].weight, parts[0].dtype, source.largest)
     for i, part in enumerate(parts[1:], start=1):
         high = total.to(parts[0].dtype) * 256
@@ -50,6 +51,8 @@ def apply_synapse(
     factor = input_factor(source, scale)
     on_gpu = total.is_cuda and total.dtype == torch.float32
     if factor is not None and factor.ndim and factor.dtype == torch.float32 and (on_gpu or total.dtype == torch.int32):
+        if current().takes_unscaled(total):
+            return Unscaled.of(total, factor, bias)
         return grid.scale_bias(total, factor, bias)  # one pass over the data, and not two
     total = total.to(parts[0].dtype) if total.dtype == torch.int32 else total
     y = total if factor is None else scaled(total, factor)

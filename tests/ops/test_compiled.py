@@ -155,3 +155,29 @@ def test_both_engines_have_the_same_spikes(
         assert torch.equal(slow.tracers[site], quick.tracers[site]), site
         assert torch.equal(slow.spike_counts[site], quick.spike_counts[site]), site
     assert torch.equal(slow.logits_per_step, quick.logits_per_step)
+
+
+@pytest.mark.filterwarnings("ignore:.*output_attentions")
+def test_what_comes_out_is_plain() -> None:
+    """A batch large enough for int8 products in the head, and attention maps, which few ask for."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
+        hidden_act="relu", num_labels=8, attn_implementation="eager",
+    )  # fmt: skip
+    images = torch.randn(70, 3, 8, 8)
+    qann = spikezip.calibrate(spikezip.quantize(transformers.ViTForImageClassification(config)), images).eval()
+    snn = spikezip.convert(qann)
+    with torch.no_grad():
+        expected = qann(images, output_attentions=True, output_hidden_states=True)
+        found = snn(pixel_values=images, output_attentions=True, output_hidden_states=True)
+    assert type(found.logits) is torch.Tensor
+    assert torch.equal(found.logits, expected.logits)
+    assert found.logits.numpy().shape == (70, 8)
+    for name in ("attentions", "hidden_states"):
+        for ours, theirs in zip(found[name], expected[name], strict=True):
+            assert type(ours) is torch.Tensor
+            assert torch.equal(ours, theirs)
+    assert type(spikezip.simulate(snn, images, 4).logits_per_step) is torch.Tensor

@@ -32,6 +32,36 @@ for (steps, samples, each), (lo, hi), m in zip(cases, ranges, [1, 2, 40, 1, 10**
     spikes = expected - torch.cat([tracer[None], expected[:-1]])
     assert torch.equal(counts, spikes.abs().view(steps, samples, -1).sum(2))
     assert torch.equal(fast.walk(u, tracer, scale, lo, hi, m, samples)[0], expected)
+
+# Scales per channel, int8 tracers, values, and sums that are still integers.
+shapes = [(3, 2, 12, 4), (2, 3, 2100, 700), (4, 1, 1, 1)]
+for (steps, samples, each, channels), m, with_bias in zip(shapes, [1, 2, 1], [1, 0, 1]):
+    for product in (False, True):
+        scale = (torch.rand(channels) * 0.3 + 0.01).to(device) if channels > 1 else torch.tensor(0.07, device=device)
+        wide = scale.repeat(samples * each // channels) if channels > 1 else scale
+        tracer = torch.randint(-16, 16, (samples * each,), device=device).to(torch.int8)
+        after = None
+        u = torch.randn(steps, samples * each, device=device) * 3
+        expected_u = u
+        if product:
+            u = torch.randint(-5000, 5000, u.shape, dtype=torch.int32, device=device)
+            factor, bias = torch.rand(channels, device=device) * 1e-3, torch.randn(channels, device=device)
+            after = (factor, bias if with_bias else None)
+            expected_u = u.view(-1, channels).float() * factor
+            expected_u = (expected_u + bias if with_bias else expected_u).view(u.shape)
+            floats = triton.walk(u.float(), tracer, scale, -16, 15, m, samples, None, after)[0]
+        values = torch.empty_like(expected_u)
+        tracers, counts = triton.walk(u, tracer, scale, -16, 15, m, samples, values, after)
+        expected = reference.scan(rounding.code(expected_u, wide, -16, 15), tracer.float(), m)
+        assert tracers.dtype == torch.int8 and torch.equal(tracers.float(), expected)
+        assert not product or torch.equal(floats, tracers)
+        assert torch.equal(values, expected * wide)
+        found = fast.walk(u, tracer, scale, -16, 15, m, samples, None, after)[0]
+        assert torch.equal(found, tracers)
+nan = torch.full((1, 3), float("nan"), device=device)
+still = torch.zeros(3, dtype=torch.int8, device=device)
+_, counts = triton.walk(nan, still, torch.ones((), device=device), -4, 3, 1, 1)
+assert bool(counts.isnan().all())
 print("equal")
 """
 

@@ -16,8 +16,13 @@ BLOCK = 1024  # neurons: what is carried from step to step stays in the first ca
 _MAGIC = np.float32(3 * 2**22)  # added to a small float32 and taken away again, it rounds to the nearest integer
 
 
+# Rows of the table that a block reads its channels' constants from: one array, since every further one makes it harder
+# for the compiler to see that none overlaps with another.
+_INVERSE, _SCALE, _FACTOR, _BIAS = range(4)
+
+
 @numba.njit(nogil=True, error_model="numpy", cache=True)
-def _row(u, inverse, scale, state, lo, hi, most, limit, codes, values):
+def _row(u, table, state, lo, hi, most, limit, codes, values):
     """One step of a block in float32: the spikes, or −1 if a near-tie (or a NaN) was met.
 
     Written so that it becomes vector code: few arrays, no calls, no sum of floats.
@@ -26,7 +31,7 @@ def _row(u, inverse, scale, state, lo, hi, most, limit, codes, values):
     least, largest = lo - np.float32(0.25), hi + np.float32(0.25)
     fired, ties = np.int32(0), np.int32(0)
     for i in range(u.size):
-        quotient = u[i] * inverse[i]
+        quotient = u[i] * table[_INVERSE, i]
         quotient = least if quotient < least else quotient
         quotient = largest if quotient > largest else quotient
         code = (quotient + _MAGIC) - _MAGIC
@@ -37,56 +42,75 @@ def _row(u, inverse, scale, state, lo, hi, most, limit, codes, values):
         now = state[i] + spike
         state[i] = now
         codes[i] = np.int8(now)
-        values[i] = now * scale[i]
+        values[i] = now * table[_SCALE, i]
         fired += abs(np.int32(spike))
     return np.int32(-1) if ties else fired
 
 
 @numba.njit(nogil=True, error_model="numpy", cache=True)
-def _row_by_the_rule(u, scale, before, state, lo, hi, most, codes, values):
-    """The same in float64, as the reference has it: the spikes, or −1 if a NaN was met."""
+def _row_of_product(total, table, u):
+    """The running sums of integer sums: each product and each sum is rounded, as torch does it."""
+    for i in range(u.size):
+        u[i] = np.float32(total[i]) * table[_FACTOR, i] + table[_BIAS, i]
+
+
+@numba.njit(nogil=True, error_model="numpy", cache=True)
+def _row_by_the_rule(u, table, before, state, lo, hi, most, codes, values):
+    """As `_row` in float64, as the reference has it: the spikes, or −1 if a NaN was met."""
     fired = np.int32(0)
     for i in range(u.size):
-        code = np.floor(np.float64(u[i]) / np.float64(scale[i]) + 0.5)
+        code = np.floor(np.float64(u[i]) / np.float64(table[_SCALE, i]) + 0.5)
         if np.isnan(code):
             return np.int32(-1)
         wanted = np.float32(min(max(code, np.float64(lo)), np.float64(hi))) - before[i]
         spike = min(max(wanted, -most), most)
         state[i] = before[i] + spike
         codes[i] = np.int8(state[i])
-        values[i] = state[i] * scale[i]
+        values[i] = state[i] * table[_SCALE, i]
         fired += np.int32(abs(spike))
     return fired
 
 
 @numba.njit(nogil=True, error_model="numpy", cache=True)
-def _blocks(u, tracer, scale, inverse, lo, hi, most, limit, each, first, last, codes, values, wants_values, counts):
-    """Blocks `first … last` of neurons through all steps; False if a NaN was met."""
+def _blocks(
+    u, total, tracer, constants, lo, hi, most, limit, each, first, last, codes, values, wants_values, counts
+):  # fmt: skip
+    """Blocks `first … last` of neurons through all steps; False if a NaN was met.
+
+    Either the running sums `u` are given, or, if that is empty, the integer sums `total` they are made of.
+    """
     per_sample = -(-each // BLOCK)
     state, before = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    scales, inverses = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    nowhere = np.empty(BLOCK, np.float32)
-    scales[:], inverses[:] = scale[0], inverse[0]
+    sums, nowhere = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    table = np.empty((4, BLOCK), np.float32)
+    channels, of_product = constants.shape[1], u.shape[0] == 0
+    for row in range(4):
+        table[row] = constants[row, 0]
     for block in range(first, last):
         sample = block // per_sample
         start = sample * each + (block % per_sample) * BLOCK
         size = min(BLOCK, (sample + 1) * each - start)
-        if scale.size > 1:
-            channel, done = start % scale.size, 0
+        if channels > 1:
+            channel, done = start % channels, 0
             while done < size:  # a stretch of channels, up to the last
-                stretch = min(size - done, scale.size - channel)
-                scales[done : done + stretch] = scale[channel : channel + stretch]
-                inverses[done : done + stretch] = inverse[channel : channel + stretch]
+                stretch = min(size - done, channels - channel)
+                for row in range(4):
+                    table[row, done : done + stretch] = constants[row, channel : channel + stretch]
                 done, channel = done + stretch, 0
         for i in range(size):
             state[i] = tracer[start + i]
-        for t in range(u.shape[0]):
-            row, now = u[t, start : start + size], codes[t, start : start + size]
+        for t in range(codes.shape[0]):
+            if of_product:
+                _row_of_product(total[t, start : start + size], table, sums[:size])
+                row_u = sums[:size]
+            else:
+                row_u = u[t, start : start + size]
+            now = codes[t, start : start + size]
             value = values[t, start : start + size] if wants_values else nowhere[:size]
             before[:size] = state[:size]
-            fired = _row(row, inverses, scales, state, lo, hi, most, limit, now, value)
+            fired = _row(row_u, table, state, lo, hi, most, limit, now, value)
             if fired < 0:
-                fired = _row_by_the_rule(row, scales, before, state, lo, hi, most, now, value)
+                fired = _row_by_the_rule(row_u, table, before, state, lo, hi, most, now, value)
                 if fired < 0:
                     return False
             counts[t, sample] += fired
@@ -102,8 +126,9 @@ def walk(
     max_spike: int,
     samples: int,
     values: Tensor | None = None,
+    after: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """As `fast.walk`, for contiguous float32 sums on the CPU, int8 tracers and scales with a normal inverse.
+    """As `fast.walk`, for contiguous sums on the CPU, int8 tracers and scales with a normal inverse.
 
     None if a sum is NaN: no integer stands for that.
 
@@ -118,11 +143,12 @@ def walk(
     codes = torch.empty(u.shape, dtype=torch.int8)
     counts: list[Tensor] = []
     finite: list[bool] = []
-    scale = scale.reshape(-1).contiguous()
     limits = (np.float32(lo), np.float32(hi), np.float32(min(max_spike, hi - lo)), np.float32(0.5 - tie_margin(lo, hi)))
-    given = (u.numpy(), tracer.contiguous().numpy(), scale.numpy(), (1 / scale).numpy(), *limits, each)
+    constants = _constants(scale, after)
+    floats, integers = (u, _NO_INTEGERS) if after is None else (_NO_FLOATS, u)
+    given = (floats.numpy(), integers.numpy(), tracer.contiguous().numpy(), constants.numpy(), *limits, each)
     out = codes.numpy()
-    out_values = u.numpy() if values is None else values.numpy()  # not written to
+    out_values = (_NO_FLOATS if values is None else values).numpy()
 
     def work(first: int, last: int) -> None:
         own = torch.zeros(steps, samples, dtype=torch.int64)
@@ -131,3 +157,15 @@ def walk(
 
     share(work, pieces, u.numel())
     return (codes, torch.stack(counts).sum(dim=0)) if all(finite) else None
+
+
+_NO_FLOATS, _NO_INTEGERS = torch.empty(0, 0), torch.empty(0, 0, dtype=torch.int32)
+
+
+def _constants(scale: Tensor, after: tuple[Tensor, Tensor | None] | None) -> Tensor:
+    """The table's rows `[4, channels]`; one channel stands for all of them, where they are alike."""
+    scale = scale.reshape(-1)
+    factor, bias = (torch.ones_like(scale), None) if after is None else after
+    bias = torch.full_like(factor, -0.0) if bias is None else bias  # adding −0 changes nothing
+    channels = max(len(scale), len(factor))
+    return torch.stack([row.expand(channels) for row in (1 / scale, scale, factor, bias)])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from spikezip.errors import SpikezipError
-from spikezip.ops import rounding
+from spikezip.ops import grid, rounding
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron import reference
 from spikezip.ops.rounding.fast import BLOCK, has_inverse, make_scratch, round_block
@@ -33,11 +33,14 @@ def walk(
     max_spike: int,
     samples: int,
     values: Tensor | None = None,
+    after: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """From running sums `[T, n]` and the tracer `[n]` before: tracers `[T, n]`, spikes per step and sample `[T, B]`.
 
     The n neurons are those of `samples` samples, one after another. A graded spike of m counts as m. Tracers come in
     the dtype of the tracer before: int8, where the codes fit into that, or a float. `values` is filled with `s·S`.
+    With `after`, `u` are the int32 sums of a product, and the running sums are these times a factor, plus a bias, both
+    per channel: the last dimension of what was flattened.
 
     Example:
         >>> u = torch.tensor([[2.2, -1.0], [2.2, -1.0], [2.2, 0.0]])
@@ -49,21 +52,23 @@ def walk(
                 [0., 1.]]))
     """
     limits = (lo, hi, max_spike, samples)
-    if u.dtype == torch.float32 and u.device.type == "cpu":
-        if tracer.dtype == torch.int8 and numba_is_here() and has_inverse(scale):
-            from spikezip.ops.neuron import compiled  # only where it is used: importing the library must not need it
+    narrow = u.dtype in (torch.float32, torch.int32) and tracer.dtype == torch.int8
+    if u.device.type == "cpu" and narrow and numba_is_here() and has_inverse(scale):
+        from spikezip.ops.neuron import compiled  # only where it is used: importing the library must not need it
 
-            found = compiled.walk(u.contiguous(), tracer, scale, *limits, values)
-            if found is None:
-                raise not_a_number()
-            return found
-        if not scale.ndim and has_inverse(scale):
-            return _narrow(*_walk_blocks(u.contiguous(), tracer.to(u.dtype), scale, *limits), tracer, scale, values)
-    elif u.dtype == torch.float32 and u.device.type == "cuda" and triton_is_here():
+        found = compiled.walk(u.contiguous(), tracer, scale, *limits, values, after)
+        if found is None:
+            raise not_a_number()
+        return found
+    if u.device.type == "cuda" and u.dtype in (torch.float32, torch.int32) and triton_is_here():
         from spikezip.ops.neuron import triton
 
-        return triton.walk(u, tracer, scale, *limits, values)
-    each = scale.repeat(u.shape[1] // len(scale)) if scale.ndim else scale  # channels: the last dimension of what was
+        return triton.walk(u, tracer, scale, *limits, values, after)
+    if after is not None:
+        u = grid.scale_bias(u.view(-1, len(after[0])), *after).view(u.shape)
+    if u.device.type == "cpu" and u.dtype == torch.float32 and not scale.ndim and has_inverse(scale):
+        return _narrow(*_walk_blocks(u.contiguous(), tracer.to(u.dtype), scale, *limits), tracer, scale, values)
+    each = scale.repeat(u.shape[1] // len(scale)) if scale.ndim else scale
     before = tracer.to(u.dtype)
     tracers = reference.scan(rounding.code(u, each, lo, hi), before, max_spike)
     counts = tracers.diff(dim=0, prepend=before[None]).abs_().reshape(len(u), samples, -1).sum(dim=2)

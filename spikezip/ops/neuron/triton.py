@@ -1,7 +1,7 @@
 """A chunk of steps through a layer of neurons as one GPU kernel: read the running sums once, write the tracers once.
 
-Exact by construction: the quotient is taken in float64 and rounded as the reference does it, without a product whose
-sum a compiler could fuse; everything after that is small integers, and so are the counts, in whatever order they add.
+Exact by construction: the quotient is taken in float64 and rounded as the reference does it; everything after that is
+small integers, and so are the counts, in whatever order they add.
 """
 
 import torch
@@ -14,8 +14,9 @@ BLOCK = 1024
 
 @triton.jit
 def _walk_kernel(
-    u_ptr, tracer_ptr, out_ptr, values_ptr, counts_ptr, scale_ptr, steps, each, samples, channels, lo, hi, max_spike,
-    with_values: tl.constexpr, block: tl.constexpr,
+    u_ptr, tracer_ptr, out_ptr, values_ptr, counts_ptr, scale_ptr, factor_ptr, bias_ptr, steps, each, samples, channels,
+    product_channels, lo, hi, max_spike,
+    with_values: tl.constexpr, of_product: tl.constexpr, with_bias: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(1).to(tl.int64)
     within = tl.program_id(0) * block + tl.arange(0, block)
@@ -24,8 +25,16 @@ def _walk_kernel(
     step = tl.load(scale_ptr + within % channels, mask=inside, other=1.0)
     scale = step.to(tl.float64)
     tracer = tl.load(tracer_ptr + here, mask=inside, other=0).to(tl.float32)
+    if of_product:
+        factor = tl.load(factor_ptr + within % product_channels, mask=inside, other=0.0)
+        if with_bias:
+            bias = tl.load(bias_ptr + within % product_channels, mask=inside, other=0.0)
     for _ in range(steps):
-        u = tl.load(u_ptr + here, mask=inside, other=0.0)
+        u = tl.load(u_ptr + here, mask=inside, other=0)
+        if of_product:
+            u = u.to(tl.float32) * factor
+            if with_bias:
+                u += bias
         code = tl.floor(u.to(tl.float64) / scale + 0.5).to(tl.float64)
         code = tl.minimum(tl.maximum(code, lo), hi).to(tl.float32)
         spike = tl.minimum(tl.maximum(code - tracer, -max_spike), max_spike)
@@ -50,17 +59,21 @@ def walk(
     max_spike: int,
     samples: int,
     values: Tensor | None = None,
+    after: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `fast.walk`, for float32 sums on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
+    """As `fast.walk`, for tensors on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
     u, tracer = u.contiguous(), tracer.contiguous()
     steps, neurons = u.shape
     each = neurons // samples
     tracers = torch.empty(u.shape, dtype=tracer.dtype, device=u.device)
-    counts = u.new_zeros(steps, samples)
+    counts = torch.zeros(steps, samples, device=u.device)
+    factor, bias = (scale, None) if after is None else after
     grid = (triton.cdiv(each, BLOCK), samples)
     limits = (float(lo), float(hi), float(min(max_spike, hi - lo)))
     _walk_kernel[grid](
-        u, tracer, tracers, u if values is None else values, counts, scale.contiguous(), steps, each, samples,
-        max(scale.numel(), 1), *limits, with_values=values is not None, block=BLOCK,
+        u, tracer, tracers, tracers if values is None else values, counts, scale.contiguous(), factor.contiguous(),
+        (factor if bias is None else bias).contiguous(), steps, each, samples, max(scale.numel(), 1), factor.numel(),
+        *limits, with_values=values is not None, of_product=after is not None, with_bias=bias is not None, block=BLOCK,
+        enable_fp_fusion=False,  # the product and the sum are each rounded, as torch does it
     )  # fmt: skip
     return tracers, counts
