@@ -72,18 +72,19 @@ def _row_by_the_rule(u, table, before, state, lo, hi, most, codes, values):
 
 
 @numba.njit(nogil=True, error_model="numpy", cache=True)
-def _blocks(
-    u, total, tracer, constants, lo, hi, most, limit, each, first, last, codes, values, wants_values, counts
-):  # fmt: skip
+def _blocks(u, total, tracer, constants, lo, hi, most, limit, each, first, last, codes, values, counts):
     """Blocks `first … last` of neurons through all steps; False if a NaN was met.
 
-    Either the running sums `u` are given, or, if that is empty, the integer sums `total` they are made of.
+    Either the running sums `u` are given, or, if that is empty, the integer sums `total` they are made of. Values are
+    written unless there is no room for them. All steps lie one after another in one dimension: of such an array numba
+    knows that a part of it lies in one piece, and makes vector code.
     """
     per_sample = -(-each // BLOCK)
     state, before = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     sums, nowhere = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     table = np.empty((4, BLOCK), np.float32)
-    channels, of_product = constants.shape[1], u.shape[0] == 0
+    channels, of_product, wants_values = constants.shape[1], u.size == 0, values.size > 0
+    neurons = tracer.size
     for row in range(4):
         table[row] = constants[row, 0]
     for block in range(first, last):
@@ -95,19 +96,22 @@ def _blocks(
             while done < size:  # a stretch of channels, up to the last
                 stretch = min(size - done, channels - channel)
                 for row in range(4):
-                    table[row, done : done + stretch] = constants[row, channel : channel + stretch]
+                    for i in range(stretch):
+                        table[row, done + i] = constants[row, channel + i]
                 done, channel = done + stretch, 0
         for i in range(size):
             state[i] = tracer[start + i]
-        for t in range(codes.shape[0]):
+        for t in range(counts.shape[0]):
+            here = t * neurons + start
             if of_product:
-                _row_of_product(total[t, start : start + size], table, sums[:size])
+                _row_of_product(total[here : here + size], table, sums[:size])
                 row_u = sums[:size]
             else:
-                row_u = u[t, start : start + size]
-            now = codes[t, start : start + size]
-            value = values[t, start : start + size] if wants_values else nowhere[:size]
-            before[:size] = state[:size]
+                row_u = u[here : here + size]
+            now = codes[here : here + size]
+            value = values[here : here + size] if wants_values else nowhere[:size]
+            for i in range(size):  # (an assignment of slices would make a copy first)
+                before[i] = state[i]
             fired = _row(row_u, table, state, lo, hi, most, limit, now, value)
             if fired < 0:
                 fired = _row_by_the_rule(row_u, table, before, state, lo, hi, most, now, value)
@@ -145,21 +149,20 @@ def walk(
     finite: list[bool] = []
     limits = (np.float32(lo), np.float32(hi), np.float32(min(max_spike, hi - lo)), np.float32(0.5 - tie_margin(lo, hi)))
     constants = _constants(scale, after)
-    floats, integers = (u, _NO_INTEGERS) if after is None else (_NO_FLOATS, u)
+    floats, integers = (u.view(-1), _NO_INTEGERS) if after is None else (_NO_FLOATS, u.view(-1))
     given = (floats.numpy(), integers.numpy(), tracer.contiguous().numpy(), constants.numpy(), *limits, each)
-    out = codes.numpy()
-    out_values = (_NO_FLOATS if values is None else values).numpy()
+    written = (codes.view(-1).numpy(), (_NO_FLOATS if values is None else values.view(-1)).numpy())
 
     def work(first: int, last: int) -> None:
         own = torch.zeros(steps, samples, dtype=torch.int64)
         counts.append(own)
-        finite.append(_blocks(*given, first, last, out, out_values, values is not None, own.numpy()))
+        finite.append(_blocks(*given, first, last, *written, own.numpy()))
 
     share(work, pieces, u.numel())
     return (codes, torch.stack(counts).sum(dim=0)) if all(finite) else None
 
 
-_NO_FLOATS, _NO_INTEGERS = torch.empty(0, 0), torch.empty(0, 0, dtype=torch.int32)
+_NO_FLOATS, _NO_INTEGERS = torch.empty(0), torch.empty(0, dtype=torch.int32)
 
 
 def _constants(scale: Tensor, after: tuple[Tensor, Tensor | None] | None) -> Tensor:
