@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from fractions import Fraction
+from threading import Event
 from typing import Any, Literal
 
 import torch
@@ -18,6 +20,7 @@ from spikezip.simulate.model import SpikingModel
 from spikezip.simulate.outputs import map_tensors, primary
 from spikezip.simulate.run import Run
 from spikezip.simulate.spike import SpikeEngine
+from spikezip.simulate.split import StoppedError, at_once, join, parts_of
 from spikezip.spiking.unscaled import plain
 
 ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine}
@@ -77,16 +80,29 @@ def simulate(
         >>> run.settled, run.logits_per_step.shape[0] == run.steps
         (True, True)
     """
-    prepared, driver = start(snn, batch, engine, coding, max_spike, stagger, record=record, count_neurons=count_neurons)
-    limit = step_limit(snn, steps, max_steps, driver.settings)
+    prepared, whole = start(snn, batch, engine, coding, max_spike, stagger, record=record, count_neurons=count_neurons)
+    limit = step_limit(snn, steps, max_steps, whole.settings)
     stop_early = stop_early or steps == "equilibrium"
-    outputs: list[Tensor] = []
-    with executing(driver):
-        for n in chunks(limit, chunk, driver):
-            outputs.append(primary(driver.advance(snn.network, prepared.inputs, n)))
-            if stop_early and bool(driver.settled(driver.last_spike()).all()):
-                break
-    return _collect(driver, outputs, None if steps == "equilibrium" else limit, engine, coding, stagger)
+
+    def run(inputs: dict[str, Any], driver: Engine, stop: Event | None = None) -> Run:
+        outputs: list[Tensor] = []
+        with executing(driver):
+            for n in chunks(limit, chunk, driver):
+                if stop is not None and stop.is_set():
+                    raise StoppedError
+                outputs.append(primary(driver.advance(snn.network, inputs, n)))
+                if stop_early and bool(driver.settled(driver.last_spike()).all()):
+                    break
+        return _collect(driver, outputs, None if steps == "equilibrium" else limit, engine, coding, stagger)
+
+    threads = min(torch.get_num_threads(), prepared.size) if snn.device.type == "cpu" else 1
+    if threads == 1:
+        return run(prepared.inputs, whole)
+
+    def run_part(inputs: dict[str, Any], size: int, stop: Event) -> Run:
+        return run(inputs, ENGINES[engine](replace(whole.settings, batch=size)), stop)
+
+    return join(at_once(run_part, parts_of(prepared.inputs, prepared.size, threads)))
 
 
 @torch.no_grad()
