@@ -99,8 +99,11 @@ class CountingEngine(SpikeEngine):
 def count(snn: Any, batch: Any, **settings: Any) -> CountingEngine:
     """Run to equilibrium, counting."""
     ENGINES["counting"] = CountingEngine
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on more, each would have a part of the batch, and an engine of its own
     try:
         spikezip.simulate(snn, batch, "equilibrium", "counting", **settings)
     finally:
         del ENGINES["counting"]
+        torch.set_num_threads(threads)
     return CountingEngine.last
