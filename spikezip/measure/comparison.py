@@ -15,6 +15,7 @@ from spikezip.measure.certificate import Certificate
 from spikezip.measure.latency import add_tallies, distribution
 from spikezip.measure.latency import tally as count_steps
 from spikezip.measure.plain import Plain
+from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron.fast import triton_is_here
 from spikezip.quant.model import QuantizedModel
 from spikezip.simulate import Run, SpikingModel
@@ -154,10 +155,17 @@ def _environment(snn: SpikingModel) -> dict[str, Any]:
     return {
         "device": f"{device.type} ({name})",
         "dtype": str(next(iter(snn.neurons.values())).scale.dtype).removeprefix("torch."),
-        "backend": "torch eager" + (", triton neuron" if device.type == "cuda" and triton_is_here() else ""),
+        "backend": "torch eager" + _neurons(device),
         "versions": {
             "spikezip": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
     }
+
+
+def _neurons(device: torch.device) -> str:
+    """What runs the neurons of the folded engine there."""
+    if device.type == "cuda":
+        return ", triton neuron" if triton_is_here() else ""
+    return ", numba neuron" if numba_is_here() else ""
