@@ -2,7 +2,7 @@
 
 Dense float32 deltas flow; linear layers multiply every delta, attention uses the three products of SESA, LayerNorm and
 softmax hold their accumulated input and emit differences, neurons keep membrane and tracer. No tricks, no exactness:
-this is what `benchmarks/engines.py` compares with, on the weights of a converted network.
+this is what `benchmarks/run.py` compares with, on the weights of a converted network.
 """
 
 from dataclasses import dataclass, field

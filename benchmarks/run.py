@@ -1,0 +1,448 @@
+"""Speed and memory of every engine, of a plain step loop and of SpikingJelly, in one run and one table.
+
+    python benchmarks/run.py                           # ViT-Tiny, 224 px, T = 32, on the CPU
+    python benchmarks/run.py --device cuda --size small --steps 64 --batch 64 --no-spike
+    python benchmarks/run.py --model bert --size base --tokens 64 --batch 4
+    python benchmarks/run.py --network zoo/cifar10-vit --data cifar10.npz --steps 64 --batch 32
+
+Shapes, T, batch and device are the same for all rows. Weights are random, unless a trained network is named. Every
+row runs in a process of its own, so that peak memory is its own. Before any timing, each row of ours is compared with
+the spike engine on the first samples: the spikes of all sites and steps, and the logits. The timed runs must have the
+same spikes there, too. A row that differs is WRONG, gets no speed, and the exit code is 1.
+
+Memory is all that is allocated on a GPU, weights included; on the CPU what the process grows by while it runs, which
+includes compiled loops.
+
+SpikingJelly appears if it is installed: pip install --no-deps spikingjelly==2.0.0; pip install loguru requests
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import re
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+import spikezip
+from spikezip.data import Pixels
+from spikezip.data.images import from_arrays
+from spikezip.errors import InputError, SpikezipError
+from spikezip.simulate.drive import ENGINES
+from spikezip.simulate.run import Run
+
+SIZES = {"nano": (32, 2, 2), "tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)}
+INSTALL = "pip install --no-deps spikingjelly==2.0.0; pip install loguru requests"
+Counts = dict[str, list[list[int]]]  # site → [T, B]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; `engine` is None for what is not ours."""
+
+    name: str
+    engine: str | None = None
+    stop_early: bool = False
+    tf32: bool = False
+
+
+def rows(args: argparse.Namespace) -> list[Row]:
+    """What is compared. Plain loop and SpikingJelly know one architecture."""
+    found = []
+    if has_rivals(args):
+        found.append(Row("plain loop"))
+        if not missing_packages():
+            name = f"SpikingJelly {metadata.version('spikingjelly')}"
+            found.append(Row(name))
+            if args.device.startswith("cuda"):
+                found.append(Row(f"{name}, TF32 products", tf32=True))
+    for engine in ENGINES:
+        if engine != "spike":
+            found += [Row(engine, engine), Row(f"{engine}, stops at equilibrium", engine, stop_early=True)]
+        elif not args.no_spike:
+            found.append(Row(engine, engine))
+    return found
+
+
+def has_rivals(args: argparse.Namespace) -> bool:
+    if args.network is None:
+        return bool(args.model == "vit")
+    config = json.loads((args.network / "config.json").read_text(encoding="utf-8"))
+    return config.get("architectures") == ["ViTForImageClassification"]
+
+
+def missing_packages() -> list[str]:
+    return [package for package in ("spikingjelly", "loguru", "requests") if find_spec(package) is None]
+
+
+# --- the network and its input
+
+
+def build(args: argparse.Namespace) -> tuple[Any, dict[str, Tensor], Tensor | None]:
+    """A converted network, a batch, and the labels if there are any."""
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    if args.network is not None:
+        return trained(args)
+    width, depth, heads = SIZES[args.size]
+    shape: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
+    shape |= {"intermediate_size": 4 * width, "hidden_act": "relu"}
+    if args.model == "vit":
+        config: Any = transformers.ViTConfig(**shape, image_size=args.image, num_labels=1000)
+        model: Any = transformers.ViTForImageClassification(config).eval()
+        batch = {"pixel_values": torch.randn(args.batch, 3, args.image, args.image)}
+    else:
+        positions = max(514, args.tokens + 2)  # RoBERTa counts them from 2
+        config = transformers.RobertaConfig(**shape, vocab_size=50265, max_position_embeddings=positions, num_labels=2)
+        model = transformers.RobertaForSequenceClassification(config).eval()
+        tokens = torch.randint(3, config.vocab_size, (args.batch, args.tokens))
+        batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    sharpen = re.compile(r"(q_proj|k_proj|query|key)\.weight$")  # attention takes time to settle then, as a trained one
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if sharpen.search(name):
+                weight.mul_(8)
+    batch = {name: values.to(args.device) for name, values in batch.items()}
+    qann = spikezip.quantize(model, spikezip.QuantConfig(levels=args.levels)).to(args.device)
+    few = {name: values[:2] for name, values in batch.items()}
+    return spikezip.convert(spikezip.calibrate(qann, few)), batch, None
+
+
+def trained(args: argparse.Namespace) -> tuple[Any, dict[str, Tensor], Tensor | None]:
+    """The network of a folder and the first images of a file, made ready as the folder says."""
+    model = spikezip.load(args.network)
+    snn = model if getattr(model, "kind", None) == "snn" else spikezip.convert(model)
+    if snn.main_input_name != "pixel_values":
+        raise InputError(f"{args.network} takes {snn.main_input_name}; --network is for networks that take images")
+    with np.load(args.data, allow_pickle=False) as arrays:
+        x, y = ("x_test", "y_test") if "x_test" in arrays else ("x", "y")
+        if x not in arrays:
+            raise InputError(f"{args.data} needs an array 'x_test' or 'x'; it holds {', '.join(arrays) or 'none'}")
+        labelled = y in arrays
+        labels = arrays[y] if labelled else np.zeros(len(arrays[x]), np.int64)
+        split = from_arrays(arrays[x], labels, snn.config.num_labels, args.data)
+    if len(split.pixels) < args.batch:
+        raise InputError(f"{args.data} holds {len(split.pixels)} images; --batch {args.batch} asks for more")
+    described = json.loads((args.network / "preprocessor_config.json").read_text(encoding="utf-8"))
+    pixels = Pixels.from_json(described)(split.pixels[: args.batch])
+    return snn.to(args.device), {"pixel_values": pixels.to(args.device)}, split.labels if labelled else None
+
+
+def title(args: argparse.Namespace) -> str:
+    if args.network is not None:
+        what = args.network.resolve().name
+    elif args.model == "vit":
+        what = f"ViT-{args.size}, {args.image} px, {args.levels} levels"
+    else:
+        what = f"RoBERTa-{args.size} with ReLU, {args.tokens} tokens, {args.levels} levels"
+    return f"{what}, T = {args.steps}, batch {args.batch}"
+
+
+# --- are the spikes right?
+
+
+def verdict(expected: Run, got: Run) -> str:
+    """`equal`, or WRONG and where it begins: all sites, all steps, and the logits bit by bit."""
+    words = counts_verdict(counts_of(expected), counts_of(got))
+    if words == "equal" and not torch.equal(expected.logits_per_step, got.logits_per_step):
+        return "WRONG: other logits"
+    return words
+
+
+def counts_verdict(expected: Counts, got: Counts) -> str:
+    if expected.keys() != got.keys():
+        return f"WRONG: other sites, such as {min(expected.keys() ^ got.keys())}"
+    wrong = [(t, site) for site in expected for t in _unequal_steps(expected[site], got[site])]
+    if not wrong:
+        return "equal"
+    step, site = min(wrong, key=lambda place: place[0])  # the first in time; of these, the first in the network
+    return f"WRONG: other spikes from step {step} on, at {site}"
+
+
+def _unequal_steps(expected: list[list[int]], got: list[list[int]]) -> list[int]:
+    if len(expected) != len(got):
+        return [min(len(expected), len(got)) + 1]
+    return [t for t, pair in enumerate(zip(expected, got, strict=True), 1) if pair[0] != pair[1]]
+
+
+def counts_of(run: Run, samples: int | None = None) -> Counts:
+    return {site: counts[:, :samples].tolist() for site, counts in run.spike_counts.items()}
+
+
+def simulate(args: argparse.Namespace, row: Row, snn: Any, batch: dict[str, Tensor]) -> Run:
+    assert row.engine is not None
+    return spikezip.simulate(snn, batch, args.steps, row.engine, stop_early=row.stop_early, chunk=args.chunk)
+
+
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """The spikes of the reference on the first samples, and for each row of ours whether it has the same."""
+    torch.set_num_threads(args.threads)
+    snn, batch, _ = build(args)
+    few = {name: values[: args.check] for name, values in batch.items()}
+    expected = simulate(args, Row("reference", "spike"), snn, few)
+    verdicts = {}
+    for row in rows(args):
+        if row.engine is not None:
+            result = guarded(lambda row=row: verdict(expected, simulate(args, row, snn, few)))  # type: ignore[misc]
+            verdicts[row.name] = result if isinstance(result, str) else result["error"]
+    return {"counts": counts_of(expected), "verdicts": verdicts}
+
+
+def refusal(row: Row, checked: dict[str, Any]) -> dict[str, Any] | None:
+    """Why a row is not timed: spikes of ours that are wrong, or could not be compared."""
+    if row.engine is None:
+        return None
+    words = f"not compared: spike engine {checked['error']}" if "error" in checked else checked["verdicts"][row.name]
+    return None if words == "equal" else {"error": words}
+
+
+# --- speed and memory
+
+
+def measure(args: argparse.Namespace, row: Row, expected: Counts | None) -> dict[str, Any]:
+    """Seconds, peak memory, last predictions. Of ours, every run must have the expected spikes in the first samples."""
+    torch.set_num_threads(args.threads)
+    cuda = args.device.startswith("cuda")
+    snn, batch, labels = build(args)
+    once = prepare(args, row, snn, batch)
+    del snn  # SpikingJelly does not need it
+    before = peak_resident(reset=True)
+    seconds = []
+    result: Any = None
+    for _ in range(args.repeats):
+        result = None  # what the last run returned is not this one's memory
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        result = once()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+        if isinstance(result, Run) and expected is not None:
+            words = counts_verdict(expected, counts_of(result, args.check))
+            if words != "equal":
+                return {"error": words}
+    memory = torch.cuda.max_memory_allocated() / 2**20 if cuda else peak_resident() - before
+    run = result if isinstance(result, Run) else None
+    predictions = (result if run is None else run.logits_per_step)[-1].argmax(-1).cpu()
+    same_network = not row.name.startswith("SpikingJelly")
+    right = None if labels is None or not same_network else (predictions == labels[: args.batch]).float().mean().item()
+    return {
+        "seconds": min(seconds),
+        "memory": memory,
+        "predictions": predictions.tolist(),
+        "accuracy": right,
+        "computed_steps": args.steps if run is None else run.computed_steps,
+    }
+
+
+def prepare(args: argparse.Namespace, row: Row, snn: Any, batch: dict[str, Tensor]) -> Callable[[], Any]:
+    """What is timed, as a function without arguments."""
+    if row.engine is not None:
+        return lambda: simulate(args, row, snn, batch)
+    pixels = batch["pixel_values"]
+    if row.name == "plain loop":
+        from plain_loop import PlainViT
+
+        plain = PlainViT(snn)
+        return lambda: plain(pixels, args.steps)
+    from spikingjelly_vit import SpikingJellyViT
+
+    torch.backends.cuda.matmul.allow_tf32 = row.tf32
+    torch.backends.cudnn.allow_tf32 = row.tf32
+    rival = SpikingJellyViT(snn.config, next(iter(snn.neurons.values())).levels, pixels[:2], args.steps)
+    return lambda: rival(pixels, args.steps)
+
+
+def peak_resident(reset: bool = False) -> float:
+    """MiB of memory at the peak so far; Linux can begin anew, others count from the start of the process."""
+    if reset:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    with suppress(OSError):
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+        if peak:
+            return int(peak[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+# --- processes
+
+
+def guarded(work: Callable[[], Any]) -> Any:
+    """What `work` returns; of an error what the table says about it."""
+    try:
+        return work()
+    except SpikezipError as error:
+        return {"error": f"failed: {error}", "refused": True}
+    except (torch.OutOfMemoryError, MemoryError):
+        return {"error": "out of memory"}
+    except Exception as error:
+        short = "not enough memory" in str(error) or "can't allocate memory" in str(error)  # torch on the CPU
+        return {"error": "out of memory" if short else f"failed: {type(error).__name__}: {error}"}
+
+
+def _child(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    pipe.send(guarded(lambda: function(*arguments)))
+    pipe.close()
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Call a function in a fresh process. Where the system kills it, that is for memory."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(there, function, arguments))
+    process.start()
+    there.close()
+    try:
+        result: dict[str, Any] = here.recv()
+    except EOFError:
+        result = {}
+    process.join()
+    killed = "out of memory" if process.exitcode == -9 else f"failed: the process ended with {process.exitcode}"
+    return result or {"error": killed}
+
+
+# --- the table
+
+
+def describe(row: Row, result: dict[str, Any], ours: list[int] | None) -> str:
+    """The last column. What is not ours need not have our spikes."""
+    if "error" in result:
+        return str(result["error"])
+    if row.engine is not None:
+        return "equal"
+    if row.name != "plain loop":
+        return "another network of the same shape"
+    if ours is None:
+        return "nothing to compare with"
+    same = sum(a == b for a, b in zip(result["predictions"], ours, strict=True))
+    return f"last prediction as ours for {same} of {len(ours)}"
+
+
+def tabulate(args: argparse.Namespace, lines: list[Row], results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry per row; where there was an error, wrong spikes among them, it has no figures."""
+    ours = next(
+        (results[r.name].get("predictions") for r in lines if r.engine and "error" not in results[r.name]), None
+    )
+    table: list[dict[str, Any]] = []
+    for row in lines:
+        result = results[row.name]
+        entry = {"name": row.name, "engine": row.engine, "stop_early": row.stop_early}
+        entry["verdict"] = describe(row, result, ours)
+        keys = ("seconds", "memory", "accuracy", "computed_steps")
+        table.append(entry | {key: None if "error" in result else result[key] for key in keys})
+    base = next((e["seconds"] for name in ("plain loop", "spike") for e in table if e["name"] == name), None)
+    for entry in table:
+        seconds = entry["seconds"]
+        entry["per_second"] = None if seconds is None else args.batch / seconds
+        entry["ratio"] = None if seconds is None or base is None else base / seconds
+    return table
+
+
+def text(args: argparse.Namespace, table: list[dict[str, Any]]) -> str:
+    """The table as it is printed."""
+    unit = "images/s" if args.model == "vit" or args.network else "sentences/s"
+    base = "× plain" if table[0]["name"] == "plain loop" else "× spike"
+    labelled = any(entry["accuracy"] is not None for entry in table)
+    wide = max(len(entry["name"]) for entry in table)
+    out = [f"{'':{wide}} {unit:>11} {base:>8} {'memory':>10}{'  accuracy' if labelled else ''}  spikes"]
+    for entry in table:
+        speed, ratio, memory = (
+            "–" if entry[key] is None else f"{entry[key]:{form}}"
+            for key, form in (("per_second", ".2f"), ("ratio", ".2f"), ("memory", ".0f"))
+        )
+        accuracy = (
+            "" if not labelled else f"{'–' if entry['accuracy'] is None else format(entry['accuracy'], '.2%'):>10}"
+        )
+        words = entry["verdict"]
+        if entry["stop_early"] and entry["seconds"] is not None:
+            words += f"; {entry['computed_steps']} of {args.steps} steps computed"
+        out.append(f"{entry['name']:{wide}} {speed:>11} {ratio:>8} {memory:>6} MiB{accuracy}  {words}")
+    return "\n".join(out)
+
+
+def exit_code(table: list[dict[str, Any]]) -> int:
+    """1 where spikes are wrong, could not be compared, or a row failed; running out of memory is a result."""
+    return int(any(entry["verdict"].startswith(("WRONG", "not compared", "failed")) for entry in table))
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("vit", "bert"), default="vit")
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--image", type=int, default=224, help="height and width of the images")
+    parser.add_argument("--tokens", type=int, default=64, help="length of the sentences, for --model bert")
+    parser.add_argument("--network", type=Path, help="a trained network instead: a folder that spikezip has saved")
+    parser.add_argument("--data", type=Path, help="its images: .npz with x_test, y_test or x, y")
+    parser.add_argument("--levels", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--check", type=int, default=4, help="samples on which the spikes are compared")
+    parser.add_argument("--no-spike", action="store_true", help="do not time the spike engine; it still is the judge")
+    parser.add_argument("--chunk", type=int, default=None, help="steps that an engine takes at once")
+    parser.add_argument("--rounds", type=int, default=3, help="each row in turn, this often; the fastest run counts")
+    parser.add_argument("--repeats", type=int, default=2, help="runs within a round; from 2, the first warms up")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", help="also write the figures to this file")
+    args = parser.parse_args(words)
+    if (args.network is None) != (args.data is None):
+        parser.error("--network and --data go together")
+    if args.network is not None and not (args.network / "config.json").is_file():
+        parser.error(f"--network {args.network}: there is no config.json")
+    if args.data is not None and not args.data.is_file():
+        parser.error(f"--data {args.data}: there is no such file")
+    for name in ("steps", "batch", "check", "rounds", "repeats"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    args.check = min(args.check, args.batch)
+    return args
+
+
+def main() -> int:
+    args = parse()
+    checked = alone(check, args)
+    if checked.get("refused"):
+        sys.exit(f"run.py: {checked['error'].removeprefix('failed: ')}")
+    lines = rows(args)
+    results: dict[str, dict[str, Any]] = {}
+    for _ in range(args.rounds):  # in turns, so that a busy moment of the machine does not fall on one of them
+        for row in lines:
+            known = results.get(row.name) or refusal(row, checked)
+            if known is None or "error" not in known:
+                result = alone(measure, args, row, checked.get("counts"))
+                if known is None or "error" in result or result["seconds"] < known["seconds"]:
+                    known = result
+            results[row.name] = known
+    cuda = args.device.startswith("cuda")
+    device = torch.cuda.get_device_name(args.device) if cuda else f"{platform.machine()}, {args.threads} threads"
+    table = tabulate(args, lines, results)
+    print(f"{title(args)}\n{device}, torch {torch.__version__}\n{text(args, table)}")
+    if has_rivals(args) and missing_packages():
+        print(f"without SpikingJelly, as {', '.join(missing_packages())} cannot be imported: {INSTALL}")
+    if args.json:
+        arguments = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+        figures = {"arguments": arguments, "device": device, "torch": torch.__version__, "results": table}
+        Path(args.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return exit_code(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

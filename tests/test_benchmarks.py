@@ -1,0 +1,200 @@
+"""The benchmark: its table, its figures, and that wrong spikes get no speed."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import spikezip
+from spikezip.simulate.drive import ENGINES
+from spikezip.simulate.folded import FoldedEngine
+
+ROOT = Path(__file__).parents[1]
+NANO = ["--size", "nano", "--image", "32", "--steps", "6", "--batch", "2", "--rounds", "1", "--repeats", "1"]
+
+
+def load(name: str) -> ModuleType:
+    spec = util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    return load("run")
+
+
+@pytest.fixture
+def args(bench: ModuleType) -> Any:
+    return bench.parse([*NANO, "--threads", str(torch.get_num_threads())])
+
+
+class OneSpikeMore(FoldedEngine):
+    """Wrong in one place: the first sample has a spike too many in the second step, at the first site."""
+
+    def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
+        output = super().advance(network, inputs, steps)
+        first = next(iter(self.spike_counts.values()))
+        if self.done - steps < 2 <= self.done:
+            first[-1] = first[-1].clone()
+            first[-1][1 - (self.done - steps), 0] += 1
+        return output
+
+
+class LateLogits(FoldedEngine):
+    """The right spikes, but other logits."""
+
+    def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
+        output = super().advance(network, inputs, steps)
+        output.logits = torch.nextafter(output.logits, output.logits.new_tensor(torch.inf))
+        return output
+
+
+def test_prints_one_table(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), *NANO, "--json", str(figures)]
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "ViT-nano, 32 px, 32 levels, T = 6, batch 2"
+    results = {entry["name"]: entry for entry in json.loads(figures.read_text())["results"]}
+    ours = [name for engine in ENGINES for name in (engine, f"{engine}, stops at equilibrium") if name in results]
+    assert set(ENGINES) <= set(ours)
+    assert "spike, stops at equilibrium" not in results
+    assert {results[name]["verdict"] for name in ours} == {"equal"}
+    assert results["plain loop"]["ratio"] == 1
+    assert results["plain loop"]["verdict"].startswith("last prediction as ours for ")
+    for name, entry in results.items():
+        assert entry["per_second"] == pytest.approx(2 / entry["seconds"])
+        (line,) = (line for line in lines if line.split("  ")[0].strip() == name)
+        assert f"{entry['per_second']:.2f}" in line
+        assert entry["verdict"] in line
+    if not any(name.startswith("SpikingJelly") for name in results):
+        assert "pip install --no-deps spikingjelly==2.0.0" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [(OneSpikeMore, "WRONG: other spikes from step 2 on, at embeddings"), (LateLogits, "WRONG: other logits")],
+)
+def test_a_wrong_engine_gets_no_speed(
+    engine: type[FoldedEngine], words: str, bench: ModuleType, args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINES, "broken", engine)
+    checked = bench.check(args)
+    assert checked["verdicts"].pop("broken").startswith(words)
+    assert checked["verdicts"].pop("broken, stops at equilibrium").startswith(words)
+    assert set(checked["verdicts"].values()) == {"equal"}
+
+    checked = bench.check(args)
+    lines = [row for row in bench.rows(args) if row.engine in ("folded", "broken")]
+    results = {row.name: bench.refusal(row, checked) or bench.measure(args, row, checked["counts"]) for row in lines}
+    table = {entry["name"]: entry for entry in bench.tabulate(args, lines, results)}
+    assert table["folded"]["per_second"] > 0
+    assert table["broken"]["verdict"].startswith(words)
+    assert {table["broken"][key] for key in ("seconds", "per_second", "ratio", "memory", "accuracy")} == {None}
+    (line,) = (line for line in bench.text(args, list(table.values())).splitlines() if line.startswith("broken  "))
+    assert line.split()[1:3] == ["–", "–"]
+    assert bench.exit_code(list(table.values())) == 1
+    assert bench.exit_code([table["folded"]]) == 0
+
+
+def test_wrong_spikes_in_the_timed_run_are_seen(bench: ModuleType, args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = bench.check(args)["counts"]
+    monkeypatch.setitem(ENGINES, "folded", OneSpikeMore)
+    assert bench.measure(args, bench.Row("folded", "folded"), expected)["error"].startswith("WRONG: other spikes")
+
+
+def test_verdict(bench: ModuleType, args: Any) -> None:
+    snn, batch, labels = bench.build(args)
+    run = spikezip.simulate(snn, batch, 6)
+    assert labels is None
+    assert bench.verdict(run, run) == "equal"
+    site = list(run.spike_counts)[3]
+    counts = run.spike_counts[site].clone()
+    counts[4, 1] += 1
+    other = replace(run, spike_counts={**run.spike_counts, site: counts})
+    assert bench.verdict(run, other) == f"WRONG: other spikes from step 5 on, at {site}"
+    fewer = {name: counts for name, counts in run.spike_counts.items() if name != site}
+    assert bench.verdict(run, replace(run, spike_counts=fewer)) == f"WRONG: other sites, such as {site}"
+    shorter = {name: counts[:-1] for name, counts in run.spike_counts.items()}
+    assert bench.verdict(run, replace(run, spike_counts=shorter)).startswith("WRONG: other spikes from step 6 on")
+
+
+def test_out_of_memory_is_a_result_and_a_failure_is_not(bench: ModuleType) -> None:
+    def short() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def broken() -> None:
+        raise KeyError("x")
+
+    row = bench.Row("plain loop")
+    args = bench.parse([])
+    table = bench.tabulate(args, [row], {row.name: bench.guarded(short)})
+    assert table[0]["verdict"] == "out of memory"
+    assert table[0]["per_second"] is None
+    assert bench.exit_code(table) == 0
+    table = bench.tabulate(args, [row], {row.name: bench.guarded(broken)})
+    assert table[0]["verdict"] == "failed: KeyError: 'x'"
+    assert bench.exit_code(table) == 1
+
+
+def test_nothing_is_timed_without_a_reference(bench: ModuleType) -> None:
+    checked = {"error": "out of memory"}
+    assert bench.refusal(bench.Row("folded", "folded"), checked)["error"].startswith("not compared")
+    assert bench.refusal(bench.Row("plain loop"), checked) is None
+
+
+def test_a_trained_network_with_labels(bench: ModuleType, tmp_path: Path) -> None:
+    data = tmp_path / "images.npz"
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    np.savez(data, x_test=images, y_test=np.array([1, 2, 3]))
+    words = ["--network", str(ROOT / "zoo" / "cifar10-vit"), "--data", str(data), "--batch", "2", "--steps", "4"]
+    args = bench.parse([*words, "--repeats", "1", "--threads", str(torch.get_num_threads())])
+    assert bench.has_rivals(args)
+    snn, batch, labels = bench.build(args)
+    assert batch["pixel_values"].shape == (2, 3, 32, 32)
+    run = spikezip.simulate(snn, batch, 4)
+    result = bench.measure(args, bench.Row("folded", "folded"), bench.counts_of(run))
+    assert result["accuracy"] == (run.logits.argmax(-1) == labels[:2]).float().mean().item()
+    args.batch = 4
+    with pytest.raises(spikezip.errors.InputError, match="holds 3 images"):
+        bench.build(args)
+
+
+def test_sentences(bench: ModuleType) -> None:
+    words = ["--model", "bert", "--size", "nano", "--tokens", "8", "--steps", "4", "--batch", "2", "--no-spike"]
+    args = bench.parse([*words, "--threads", str(torch.get_num_threads())])
+    assert {row.engine for row in bench.rows(args)} == set(ENGINES) - {"spike"}
+    assert set(bench.check(args)["verdicts"].values()) == {"equal"}
+
+
+def test_spikingjelly_converts_our_network() -> None:
+    pytest.importorskip("spikingjelly")
+    pytest.importorskip("requests")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    pixels = torch.randn(2, 3, 32, 32)
+    rival = load("spikingjelly_vit").SpikingJellyViT(transformers.ViTConfig(**sizes, image_size=32), 32, pixels, 64)
+    from spikingjelly.activation_based.neuron import STBIFNode
+
+    assert sum(isinstance(module, STBIFNode) for module in rival.snn.modules()) == 12
+    logits = rival(pixels, 128)
+    assert logits.shape == (128, 2, 2)
+    # Their sums are float32, and differ from the quantized network's in the last bits.
+    torch.testing.assert_close(logits[-1], rival.qann(pixels).detach(), rtol=1e-4, atol=1e-4)
