@@ -23,6 +23,24 @@ def numba_is_here() -> bool:
     return find_spec("numba") is not None
 
 
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a loop when it is first called: without the interpreter's lock, and kept on disk where that is possible.
+
+    Example:
+        >>> double = jit(lambda x: 2 * x) if numba_is_here() else lambda x: 2 * x
+        >>> double(3)
+        6
+    """
+    import numba  # only where it is used: importing the library must not need it
+
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder can be written to: compile in every process
+        compiled = numba.njit(**options)(function)
+    return compiled
+
+
 def share(work: Callable[[int, int], Any], pieces: int, values: int) -> None:
     """Call `work(first, last)` on ranges that make up `pieces`, at once on as many threads as torch uses.
 

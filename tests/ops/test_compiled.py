@@ -9,7 +9,7 @@ import torch
 import spikezip
 from spikezip.errors import SpikezipError
 from spikezip.ops import grid, neuron
-from spikezip.ops.compiled import share
+from spikezip.ops.compiled import jit, share
 from spikezip.ops.neuron import fast, reference
 from spikezip.ops.rounding import reference as rounding
 
@@ -109,6 +109,22 @@ def test_scale_bias_equals_torch(shape: tuple[int, ...], has_bias: bool) -> None
     assert torch.equal(found, expected)
     assert torch.equal(found.signbit(), expected.signbit())
     assert torch.equal(grid.scale_bias(total, scale, bias), expected)
+
+
+def test_without_a_folder_to_write_to_loops_are_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+
+    njit, asked = numba.njit, []
+
+    def refuses(*args: Any, **options: Any) -> Any:
+        asked.append(options.get("cache", False))
+        if asked[-1]:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(*args, **options)
+
+    monkeypatch.setattr(numba, "njit", refuses)
+    assert jit(lambda x: x + 1)(2) == 3
+    assert asked == [True, False]
 
 
 def test_work_is_shared_and_its_errors_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:

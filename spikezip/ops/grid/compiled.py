@@ -1,14 +1,13 @@
 """What follows an integer product on the CPU, as one compiled loop: `total · scale + bias` of int32 sums."""
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from spikezip.ops.compiled import share
+from spikezip.ops.compiled import jit, share
 
 
-@numba.njit(nogil=True, error_model="numpy", cache=True)
+@jit
 def _rows(total, scale, bias, first, last, out):
     # Nothing lets the compiler fuse the product with the sum: each is rounded, as torch does it.
     for row in range(first, last):

@@ -4,12 +4,11 @@ A quotient `u · (1/s)` in float32 decides all codes but near-ties (error bound 
 holds one is done again, by the reference's own rule in float64. What follows is small integers.
 """
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from spikezip.ops.compiled import share
+from spikezip.ops.compiled import jit, share
 from spikezip.ops.rounding.fast import tie_margin
 
 BLOCK = 1024  # neurons: what is carried from step to step stays in the first cache
@@ -21,7 +20,7 @@ _MAGIC = np.float32(3 * 2**22)  # added to a small float32 and taken away again,
 _INVERSE, _SCALE, _FACTOR, _BIAS = range(4)
 
 
-@numba.njit(nogil=True, error_model="numpy", cache=True)
+@jit
 def _row(u, table, state, lo, hi, most, limit, codes, values):
     """One step of a block in float32: the spikes, or −1 if a near-tie (or a NaN) was met.
 
@@ -47,14 +46,14 @@ def _row(u, table, state, lo, hi, most, limit, codes, values):
     return np.int32(-1) if ties else fired
 
 
-@numba.njit(nogil=True, error_model="numpy", cache=True)
+@jit
 def _row_of_product(total, table, u):
     """The running sums of integer sums: each product and each sum is rounded, as torch does it."""
     for i in range(u.size):
         u[i] = np.float32(total[i]) * table[_FACTOR, i] + table[_BIAS, i]
 
 
-@numba.njit(nogil=True, error_model="numpy", cache=True)
+@jit
 def _row_by_the_rule(u, table, before, state, lo, hi, most, codes, values):
     """As `_row` in float64, as the reference has it: the spikes, or −1 if a NaN was met."""
     fired = np.int32(0)
@@ -71,7 +70,7 @@ def _row_by_the_rule(u, table, before, state, lo, hi, most, codes, values):
     return fired
 
 
-@numba.njit(nogil=True, error_model="numpy", cache=True)
+@jit
 def _blocks(u, total, tracer, constants, lo, hi, most, limit, each, first, last, codes, values, counts):
     """Blocks `first … last` of neurons through all steps; False if a NaN was met.
 
