@@ -106,7 +106,7 @@ class Engine(Execution, ABC):
             narrow = torch.int8 if self.settings.max_spike <= 127 else torch.int16
             self.trains[site.name].append(spikes.to(narrow))
         if self.settings.count_neurons:
-            fired = spikes.abs().sum(dim=0).to(torch.int32)
+            fired = spikes.abs().sum(dim=0, dtype=torch.int32)
             counted = self.neuron_spikes.get(site.name)
             self.neuron_spikes[site.name] = fired if counted is None else counted.add_(fired)
 

@@ -77,8 +77,10 @@ class FoldedEngine(Engine):
         codes = tracers.view(flat.shape).permute(_back(order))
         over_time = codes.unflatten(0, (steps, -1))
         if self.wants_spikes(site):
-            wide = torch.cat([before[None], over_time]).to(torch.int16)  # int8 codes may lie further apart than 127
-            self.keep(site, wide.diff(dim=0))
+            all_codes = torch.cat([before[None], over_time])
+            if min(self.settings.max_spike, site.hi - site.lo) > 127:
+                all_codes = all_codes.to(torch.int16)  # int8 codes may lie further apart than int8 can say
+            self.keep(site, all_codes.diff(dim=0))
         self.tracers[site.name] = over_time[-1].clone()
         return codes
 
