@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -189,6 +190,10 @@ def simulate(args: argparse.Namespace, row: Row, snn: Any, batch: dict[str, Tens
     return spikezip.simulate(snn, batch, args.steps, row.engine, stop_early=row.stop_early, chunk=args.chunk)
 
 
+def compare(expected: Run, args: argparse.Namespace, row: Row, snn: Any, batch: dict[str, Tensor]) -> str:
+    return verdict(expected, simulate(args, row, snn, batch))
+
+
 def check(args: argparse.Namespace) -> dict[str, Any]:
     """The spikes of the reference on the first samples, and for each row of ours whether it has the same."""
     torch.set_num_threads(args.threads)
@@ -198,7 +203,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     verdicts = {}
     for row in rows(args):
         if row.engine is not None:
-            result = guarded(lambda row=row: verdict(expected, simulate(args, row, snn, few)))  # type: ignore[misc]
+            result = guarded(partial(compare, expected, args, row, snn, few))
             verdicts[row.name] = result if isinstance(result, str) else result["error"]
     return {"counts": counts_of(expected), "verdicts": verdicts}
 

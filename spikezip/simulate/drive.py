@@ -14,6 +14,7 @@ from spikezip.batches import Batch, Prepared, prepare
 from spikezip.errors import ConfigError, SpikezipError
 from spikezip.execution import executing
 from spikezip.ops.compiled import numba_is_here
+from spikezip.ops.neuron.fast import not_a_number
 from spikezip.simulate.engine import Engine, Settings
 from spikezip.simulate.folded import FoldedEngine
 from spikezip.simulate.model import SpikingModel
@@ -228,6 +229,9 @@ def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, name: str
         silent = whole.new_zeros(max(missing, 0), *whole.shape[1:])
         return torch.cat([whole, silent]) if missing > 0 else whole
 
+    for counts in engine.spike_counts.values():
+        if not all(bool(torch.isfinite(chunk).all()) for chunk in counts):  # a GPU's neurons say so by their counts
+            raise not_a_number()
     batch = engine.settings.batch
     return Run(
         logits=logits[-1],

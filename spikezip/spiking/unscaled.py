@@ -59,6 +59,8 @@ class Unscaled(Tensor):
             result = move(result)
         return result
 
+    # Only operators are of interest here, not torch's functions around them; torch offers this name for that, and types
+    # neither it nor the dispatch below as they are used.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod

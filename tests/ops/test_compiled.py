@@ -96,6 +96,28 @@ def test_a_nan_is_no_code(channels: int, has_numba: bool, monkeypatch: pytest.Mo
         neuron.walk(u, torch.zeros(8, dtype=torch.int8), scale, -4, 3, 1, 2)
 
 
+def test_counts_that_are_nan_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is how the neurons of a GPU say that a NaN has reached them."""
+    import transformers
+
+    from spikezip.simulate.folded import FoldedEngine
+
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
+    )
+    images = torch.randn(2, 3, 8, 8)
+    snn = spikezip.convert(spikezip.calibrate(spikezip.quantize(transformers.ViTModel(config)), images))
+    walk = FoldedEngine._walk
+
+    def spoiled(self: Any, *args: Any) -> Any:
+        tracers, counts = walk(self, *args)
+        return tracers, counts * float("nan")
+
+    monkeypatch.setattr(FoldedEngine, "_walk", spoiled)
+    with pytest.raises(SpikezipError, match="not a number"):
+        spikezip.simulate(snn, images, 3)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (65, 256), (4, 5, 33)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_scale_bias_equals_torch(shape: tuple[int, ...], has_bias: bool) -> None:
