@@ -29,6 +29,8 @@ def load(name: str) -> ModuleType:
     assert spec.loader is not None
     module = util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
+    if str(ROOT / "benchmarks") not in sys.path:  # run as a script, a file finds its neighbours
+        sys.path.insert(0, str(ROOT / "benchmarks"))
     spec.loader.exec_module(module)
     return module
 
