@@ -1,6 +1,6 @@
 """A chunk of steps through a layer of neurons as one GPU kernel: read the running sums once, write the tracers once.
 
-Exact by construction: the quotient is taken in float64 and rounded as the reference does it; everything after that is
+Exact by construction: codes are decided as the reference does it (`ops/rounding/triton.py`); everything after that is
 small integers, and so are the counts, in whatever order they add.
 """
 
@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spikezip.ops.rounding.triton import next_tracer, unit
+
 BLOCK = 1024
 
 
@@ -16,14 +18,15 @@ BLOCK = 1024
 def _walk_kernel(
     u_ptr, tracer_ptr, out_ptr, values_ptr, counts_ptr, scale_ptr, factor_ptr, bias_ptr, steps, each, samples, channels,
     product_channels, lo, hi, max_spike,
-    with_values: tl.constexpr, of_product: tl.constexpr, with_bias: tl.constexpr, block: tl.constexpr,
+    with_values: tl.constexpr, of_product: tl.constexpr, with_bias: tl.constexpr, ternary: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(1).to(tl.int64)
     within = tl.program_id(0) * block + tl.arange(0, block)
     inside = within < each
     here = sample * each + within
     step = tl.load(scale_ptr + within % channels, mask=inside, other=1.0)
-    scale = step.to(tl.float64)
+    scale, first, second = unit(step)
     tracer = tl.load(tracer_ptr + here, mask=inside, other=0).to(tl.float32)
     if of_product:
         factor = tl.load(factor_ptr + within % product_channels, mask=inside, other=0.0)
@@ -35,16 +38,14 @@ def _walk_kernel(
             u = u.to(tl.float32) * factor
             if with_bias:
                 u += bias
-        code = tl.floor(u.to(tl.float64) / scale + 0.5).to(tl.float64)
-        code = tl.minimum(tl.maximum(code, lo), hi).to(tl.float32)
-        spike = tl.minimum(tl.maximum(code - tracer, -max_spike), max_spike)
-        tracer += spike
+        before = tracer
+        tracer = next_tracer(u * first * second, tracer, scale, lo, hi, max_spike, ternary)
         tl.store(out_ptr + here, tracer.to(out_ptr.dtype.element_ty), mask=inside)
         if with_values:
             tl.store(values_ptr + here, tracer * step, mask=inside)
             values_ptr += samples * each
         nan = tl.where(u == u, 0.0, u)  # a NaN has no code: it spoils the count
-        tl.atomic_add(counts_ptr + sample, tl.sum(tl.abs(spike) + nan))
+        tl.atomic_add(counts_ptr + sample, tl.sum(tl.abs(tracer - before) + nan))
         u_ptr += samples * each  # the pointers move on to the next step
         out_ptr += samples * each
         counts_ptr += samples
@@ -73,7 +74,8 @@ def walk(
     _walk_kernel[grid](
         u, tracer, tracers, tracers if values is None else values, counts, scale.contiguous(), factor.contiguous(),
         (factor if bias is None else bias).contiguous(), steps, each, samples, max(scale.numel(), 1), factor.numel(),
-        *limits, with_values=values is not None, of_product=after is not None, with_bias=bias is not None, block=BLOCK,
+        *limits, with_values=values is not None, of_product=after is not None, with_bias=bias is not None,
+        ternary=max_spike == 1, block=BLOCK,
         enable_fp_fusion=False,  # the product and the sum are each rounded, as torch does it
     )  # fmt: skip
     return tracers, counts
