@@ -9,7 +9,7 @@ spiking network, over time. `executing` says who answers inside a `with` block.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,16 @@ class Execution:
     def takes_unscaled(self, total: Tensor) -> bool:
         """Whether sites may be given such a product before it has got its scale and bias."""
         return False
+
+    def defers(self, codes: Tensor, weight: Tensor) -> bool:
+        """Whether such a product may wait until it is known who reads it."""
+        return False
+
+    def attend(
+        self, owner: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """All that follows the codes of `q`, `k` and `v` in the attention `owner`, where that is done in one piece."""
+        return None
 
     def learned(self, site: SiteLike, codes: Tensor) -> None:
         """Told of the codes that a site has come to in a training step."""

@@ -16,7 +16,7 @@ from spikezip.measure.latency import add_tallies, distribution
 from spikezip.measure.latency import tally as count_steps
 from spikezip.measure.plain import Plain
 from spikezip.ops.compiled import numba_is_here
-from spikezip.ops.neuron.fast import triton_is_here
+from spikezip.ops.kernels import triton_is_here
 from spikezip.quant.model import QuantizedModel
 from spikezip.simulate import Run, SpikingModel
 from spikezip.simulate.outputs import primary

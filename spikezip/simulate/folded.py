@@ -4,6 +4,7 @@ All steps of a chunk go through a layer at once, as a batch of `n·B`. Products 
 only the neuron knows about time: a scan over the chunk, which carries the tracer into the next one.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,19 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from spikezip.execution import SiteLike
-from spikezip.ops import neuron
+from spikezip.ops import kernels, neuron
 from spikezip.ops.compiled import numba_is_here
-from spikezip.ops.neuron.fast import triton_is_here
 from spikezip.simulate.engine import Engine
+from spikezip.simulate.fused import attend
 from spikezip.simulate.outputs import map_tensors
-from spikezip.spiking.unscaled import Unscaled, plain
+from spikezip.spiking.unscaled import Product, Unscaled, plain
 
 After = tuple[Tensor, Tensor | None] | None
 
 
 class FoldedEngine(Engine):
     def takes_unscaled(self, total: Tensor) -> bool:
-        return triton_is_here() if total.is_cuda else total.dtype == torch.int32 and numba_is_here()
+        return kernels.on_gpu(total) or (total.dtype == torch.int32 and numba_is_here())
+
+    def defers(self, codes: Tensor, weight: Tensor) -> bool:
+        return codes.dtype == weight.dtype == torch.int8 and kernels.on_gpu(codes)
+
+    def attend(
+        self, owner: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float
+    ) -> tuple[Tensor, Tensor] | None:
+        return attend(self, owner, q, k, v, mask, scaling)
 
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
         self.begin(steps)
@@ -44,37 +53,26 @@ class FoldedEngine(Engine):
     def code_dtype(self, site: SiteLike, like: Tensor) -> torch.dtype:
         return torch.int8 if site.lo >= -128 and site.hi <= 127 else like.dtype
 
-    def codes(self, site: SiteLike, u: Tensor) -> Tensor:
-        return self._fire(site, u, None)
-
     def values(self, site: SiteLike, u: Tensor) -> tuple[Tensor, Tensor]:
-        values = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-        order = _order(u)
-        if order is not None:  # laid out as u is
-            values = torch.empty([u.shape[i] for i in order], dtype=u.dtype, device=u.device).permute(_back(order))
-        return values, self._fire(site, u, values)
+        """Values wait in their codes: products want these, and a sum makes values as it adds them."""
+        codes = self.codes(site, u)
+        if codes.dtype != torch.int8:
+            return codes * site.step_size, codes
+        return Unscaled.of(codes, site.step_size, None, site), codes
 
-    def _fire(self, site: SiteLike, u: Tensor, values: Tensor | None) -> Tensor:
+    def codes(self, site: SiteLike, u: Tensor) -> Tensor:
         """The tracers of all steps. Neurons stand in the order in which their sums lie in memory: none is copied."""
         steps = self.steps
-        u, after = self._sums(site, u)
-        order = _order(u) if not site.step_size.ndim else None  # channels that have a scale each stay last
+        sums, after = self._sums(site, u)
+        laid_out = u.moved if isinstance(u, Unscaled) and after is not None else plain(u)
+        order = _order(laid_out) if not site.step_size.ndim else None  # channels that have a scale each stay last
         order = order or list(range(u.ndim))
-        flat = u.permute(order).contiguous()
-        if site.entry and self.settings.ramp > 1:
-            ramp = self.ramp(u.device, u.dtype).repeat_interleave(u.shape[0] // steps)
-            flat = flat * ramp.view(-1, *[1] * (u.ndim - 1))
-        before = self.tracer(site, u[: u.shape[0] // steps])
-        rows = flat.view(steps, -1)
-        out = None if values is None else values.permute(order)
-        filled = out if out is None or out.is_contiguous() else torch.empty_like(out).contiguous()
-        tracers, counts = self._walk(
-            site, rows, before.permute(order).reshape(-1), None if filled is None else filled.view(rows.shape), after
-        )
-        if out is not None and filled is not None and filled is not out:
-            out.copy_(filled)
+        shape = (u.shape[0] // steps, *u.shape[1:])
+        before = self.tracer(site, torch.empty((), dtype=u.dtype, device=u.device).expand(shape))
+        rows = sums if isinstance(sums, Product) else self._rows(site, sums.permute(order).contiguous())
+        tracers, counts = self._walk(site, rows, before.permute(order).reshape(-1), after)
         self.spike_counts[site.name].append(counts)
-        codes = tracers.view(flat.shape).permute(_back(order))
+        codes = tracers.view([u.shape[i] for i in order]).permute(_back(order))
         over_time = codes.unflatten(0, (steps, -1))
         if self.wants_spikes(site):
             all_codes = torch.cat([before[None], over_time])
@@ -84,30 +82,38 @@ class FoldedEngine(Engine):
         self.tracers[site.name] = over_time[-1].clone()
         return codes
 
-    def _sums(self, site: SiteLike, u: Tensor) -> tuple[Tensor, After]:
-        """Running sums; or integer sums with the factor and the bias that make running sums of them."""
+    def _rows(self, site: SiteLike, flat: Tensor) -> Tensor:
+        """Running sums `[n, neurons]`; while the input rises, of its share."""
+        if site.entry and self.settings.ramp > 1:
+            ramp = self.ramp(flat.device, flat.dtype).repeat_interleave(flat.shape[0] // self.steps)
+            flat = flat * ramp.view(-1, *[1] * (flat.ndim - 1))
+        return flat.view(self.steps, -1)
+
+    def _sums(self, site: SiteLike, u: Tensor) -> tuple[Tensor | Product, After]:
+        """Running sums; or integer sums, perhaps still to be computed, with the factor and the bias that scale them."""
         if not isinstance(u, Unscaled):
             return u, None
         # Whoever needed the scaled tensor may have changed it.
-        if u.made or site.entry or self.code_dtype(site, u) != torch.int8:
+        whole = "whole" in u.made or site.entry or u.site is not None or not u.scale.ndim
+        if whole or self.code_dtype(site, u) != torch.int8 or u.numel() != _size(u):
             return u.scaled(), None
-        if site.step_size.ndim and not u.moved.is_contiguous():
+        if not u.moved.is_contiguous() and (site.step_size.ndim or _order(u.moved) is None):
             return u.scaled(), None
-        return u.moved, (u.scale, u.bias)
+        return (u.product if u.product is not None and u.waits else u.total()), (u.scale, u.bias)
 
-    def _walk(
-        self, site: SiteLike, u: Tensor, tracer: Tensor, values: Tensor | None, after: After
-    ) -> tuple[Tensor, Tensor]:
+    def _walk(self, site: SiteLike, u: Tensor | Product, tracer: Tensor, after: After) -> tuple[Tensor, Tensor]:
         """Tracers `[n, neurons]` and spikes `[n, B]` of a chunk; in its first steps the site may be held back."""
         batch, held = self.settings.batch, self.held(site)
-        if values is not None and held:
-            scale = site.step_size
-            values[:held] = (tracer.view(-1, max(scale.numel(), 1)) * scale).view(-1)
         if held == self.steps:
-            return tracer.repeat(held, 1), torch.zeros(held, batch, device=u.device)
-        limits = (site.step_size, site.lo, site.hi, self.settings.max_spike)
-        free = None if values is None else values[held:]
-        tracers, counts = neuron.walk(u[held:], tracer, *limits, batch, free, after)
+            return tracer.repeat(held, 1), torch.zeros(held, batch, device=tracer.device)
+        limits = (tracer, site.step_size, site.lo, site.hi, self.settings.max_spike, batch)
+        if isinstance(u, Product):
+            assert after is not None  # products come with their factor and bias
+            factor, bias = after
+            rows = u.codes.reshape(self.steps, -1, u.codes.shape[-1])
+            tracers, counts = neuron.walk_product(rows[held:], u.weight, factor, bias, *limits)
+        else:
+            tracers, counts = neuron.walk(u[held:], *limits, after)
         if held:
             tracers = torch.cat([tracer.expand(held, -1), tracers])
             counts = torch.cat([counts.new_zeros(held, batch), counts])
@@ -119,6 +125,11 @@ class FoldedEngine(Engine):
             self.injected[owner] = layer(x[: x.shape[0] // self.steps])
         once = self.injected[owner]
         return once.repeat(self.steps, *[1] * (once.ndim - 1))
+
+
+def _size(u: Unscaled) -> int:
+    """How many integers a tensor stands for, before anything was cut off."""
+    return math.prod(u.product.shape) if u.product is not None else u.made["total"].numel()
 
 
 def _order(u: Tensor) -> list[int] | None:

@@ -1,11 +1,10 @@
 """Self-attention with its five sites: q, k, v, the attention probabilities, the output (SESA in the paper)."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikezip.execution import current
-from spikezip.ops import grid
+from spikezip.ops import grid, softmax
 from spikezip.spiking.neuron import Neuron
 from spikezip.spiking.synapse import scaled
 from spikezip.spiking.unscaled import Unscaled
@@ -41,6 +40,9 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """`[B, heads, tokens, d]` in; the output `[B, tokens, heads, d]` and the probabilities, both as values."""
         q, k, v = self.q.codes(query), self.k.codes(key), self.v.codes(value)
+        whole = current().attend(self, q, k, v, mask, scaling)
+        if whole is not None:
+            return whole
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         scores = self.product("qk", q, k.transpose(2, 3), self.q, self.k, scaling)
@@ -52,17 +54,23 @@ class Attention(nn.Module):
     def probabilities(self, codes: Tensor) -> Tensor:
         """The probabilities as values. Few ask for them: bare codes wait for their scale until somebody does."""
         step = self.p.step_size
-        return codes * step if codes.is_floating_point() else Unscaled.of(codes, step.expand(codes.shape[-1]), None)
+        return codes * step if codes.is_floating_point() or step.ndim else Unscaled.of(codes, step, None, self.p)
 
     def product(self, tag: str, a: Tensor, b: Tensor, left: Neuron, right: Neuron, scaling: float) -> Tensor:
         """The product of two sites' codes, scaled to values: an exact sum, times one number."""
         largest = max(left.largest, right.largest)
-        bound = a.shape[-1] * left.largest * right.largest
         own = left.scale.dtype
-        dtype = torch.promote_types(grid.accumulator(bound, f"the product {tag} at {left.name!r}"), own)
+        dtype = torch.promote_types(self.accumulator(tag, a.shape[-1], left, right), own)
         total = current().matmul(self, tag, a, b, dtype, largest)
-        factor = left.step_size * right.step_size * scaling
-        return scaled(total, factor).to(own)
+        return scaled(total, self.factor(left, right, scaling)).to(own)
+
+    def accumulator(self, tag: str, depth: int, left: Neuron, right: Neuron) -> torch.dtype:
+        """What holds the sums of such a product exactly."""
+        return grid.accumulator(depth * left.largest * right.largest, f"the product {tag} at {left.name!r}")
+
+    def factor(self, left: Neuron, right: Neuron, scaling: float) -> Tensor:
+        """The number that a product of two sites' codes is multiplied with."""
+        return left.step_size * right.step_size * scaling
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -76,4 +84,4 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, torch.finfo(scores.dtype).min)
         scores = scores + mask
-    return F.softmax(scores, dim=-1)
+    return softmax.softmax(scores)

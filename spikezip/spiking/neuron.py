@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spikezip.errors import CoverageError
 from spikezip.execution import current
 from spikezip.ops import rounding
+from spikezip.spiking.unscaled import Unscaled
 
 _checking: ContextVar[bool] = ContextVar("spikezip_checking", default=False)
 
@@ -96,7 +97,7 @@ class Neuron(nn.Module):
 
     def keep(self, values: Tensor, codes: Tensor) -> Tensor:
         """Remember the codes of `values` for the products that read them; returns the values."""
-        if not values.is_inference():
+        if not isinstance(values, Unscaled) and not values.is_inference():
             _kept[values] = self, values._version, codes
         return values
 
@@ -113,6 +114,10 @@ class Neuron(nn.Module):
 
     def read(self, values: Tensor) -> Tensor:
         """The bare codes in `values` that came from this site, whatever glue moved them on the way."""
+        if isinstance(values, Unscaled):
+            if values.site is self and not values.changed and not _checking.get():
+                return values.total()
+            values = values.scaled()
         if not _checking.get():
             codes = self.kept(values)
             if codes is not None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from spikezip.execution import current
 from spikezip.ops import grid
 from spikezip.spiking.neuron import Neuron
-from spikezip.spiking.unscaled import Unscaled
+from spikezip.spiking.unscaled import Product, Unscaled
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,25 @@ def apply_synapse(
     owner: nn.Module, codes: Tensor, source: Neuron, parts: list[Part], scale: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """The running output of a synapse for the running codes of the site `source`; scaled later, where a neuron does."""
-    total = current().linear(owner, "0", codes, parts[0].weight, parts[0].dtype, source.largest)
+    execution, factor, first = current(), input_factor(source, scale), parts[0]
+
+    def compute() -> Tensor:
+        return execution.linear(owner, "0", codes, first.weight, first.dtype, source.largest)
+
+    per_channel = factor is not None and bool(factor.ndim) and factor.dtype == torch.float32
+    if len(parts) == 1 and per_channel and first.dtype == torch.float32 and execution.defers(codes, first.weight):
+        assert factor is not None
+        return Unscaled.of_product(Product(codes, first.weight, compute), factor, bias)
+    total = compute()
     for i, part in enumerate(parts[1:], start=1):
-        high = total.to(parts[0].dtype) * 256
-        total = high + current().linear(owner, str(i), codes, part.weight, part.dtype, source.largest)
-    factor = input_factor(source, scale)
+        high = total.to(first.dtype) * 256
+        total = high + execution.linear(owner, str(i), codes, part.weight, part.dtype, source.largest)
     on_gpu = total.is_cuda and total.dtype == torch.float32
-    if factor is not None and factor.ndim and factor.dtype == torch.float32 and (on_gpu or total.dtype == torch.int32):
-        if current().takes_unscaled(total):
+    if factor is not None and per_channel and (on_gpu or total.dtype == torch.int32):
+        if execution.takes_unscaled(total):
             return Unscaled.of(total, factor, bias)
         return grid.scale_bias(total, factor, bias)  # one pass over the data, and not two
-    total = total.to(parts[0].dtype) if total.dtype == torch.int32 else total
+    total = total.to(first.dtype) if total.dtype == torch.int32 else total
     y = total if factor is None else scaled(total, factor)
     y = y.to(source.scale.dtype)
     return y if bias is None else (y + bias if factor is None else y.add_(bias))

@@ -1,11 +1,12 @@
-"""An integer product whose scale and bias are still to come: a tensor that a neuron reads without that pass.
+"""Tensors of integers whose scale is still to come: products, and what neurons pass on.
 
-Between a product and the neurons behind it a model only views, splits into heads, or transposes. `Unscaled` follows
-such moves; everything else that anybody does with it happens to the scaled tensor, made then and kept.
+Between a product and the neurons behind it a model only views, splits into heads, or transposes; and the next product
+wants the bare codes of a site, not their values. `Unscaled` follows such moves; everything else that anybody does with
+it happens to the scaled tensor, made then and kept. A product may wait as well: neurons on a GPU take it whole.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from spikezip.ops import grid
 
 _aten = torch.ops.aten
-_MOVES = frozenset(
+_VIEWS = frozenset(
     (
         _aten.view.default,
         _aten._unsafe_view.default,
@@ -23,12 +24,31 @@ _MOVES = frozenset(
         _aten.squeeze.dim,
         _aten.detach.default,
         _aten.alias.default,
+        _aten.slice.Tensor,
+        _aten.select.int,
+        _aten.expand.default,
     )
 )
+# What comes out of these holds the same elements, in another place.
+_COPIES = frozenset((_aten.clone.default, _aten.roll.default, _aten.index_select.default))
+
+
+class Product(NamedTuple):
+    """A product of codes with weights `[out, in]` that has not been computed yet, and how to compute it."""
+
+    codes: Tensor
+    weight: Tensor
+    compute: Callable[[], Tensor]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.codes.shape[:-1], len(self.weight))
 
 
 class Unscaled(Tensor):
-    """`total · scale + bias` of integer sums `[…, channels]`, not computed yet; looks like the tensor it stands for.
+    """`total · scale + bias` of integers, not computed yet; looks like the tensor it stands for.
+
+    The scale is one number, or one for each channel (the last dimension of the total).
 
     Example:
         >>> total = torch.tensor([[2, 4]], dtype=torch.int32)
@@ -39,25 +59,58 @@ class Unscaled(Tensor):
         tensor([[2., 1.]])
     """
 
-    total: Tensor
+    made: dict[str, Tensor]  # the total and the scaled tensor, once somebody needed them: shared by all views
+    product: Product | None  # what the total is, if it waits to be computed
+    compute: Callable[[], Tensor] | None  # how
     scale: Tensor
     bias: Tensor | None
-    moved: Tensor  # the total as it has been viewed and transposed since
+    site: Any  # whose codes these are, if a site passed them on
+    moved: Tensor  # the total as it has been viewed since; of a product, its shape alone
     moves: tuple[Callable[[Tensor], Tensor], ...]
-    made: dict[str, Tensor]  # the scaled tensor, once somebody needed it: shared by all views
 
     @staticmethod
-    def of(total: Tensor, scale: Tensor, bias: Tensor | None) -> "Unscaled":
-        return _make(total, scale, bias, total, (), {})
+    def of(total: Tensor, scale: Tensor, bias: Tensor | None, site: Any = None) -> "Unscaled":
+        return _make({"total": total}, None, None, scale, bias, site, total, ())
+
+    @staticmethod
+    def of_product(product: Product, scale: Tensor, bias: Tensor | None) -> "Unscaled":
+        moved = torch.empty(product.shape, dtype=torch.int32, device="meta")
+        return _make({}, product, product.compute, scale, bias, None, moved, ())
+
+    @staticmethod
+    def later(shape: tuple[int, ...], compute: Callable[[], Tensor], scale: Tensor, site: Any) -> "Unscaled":
+        """Codes of a site that are computed only if somebody asks for them."""
+        return _make({}, None, compute, scale, None, site, torch.empty(shape, dtype=torch.int8, device="meta"), ())
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has computed the total yet."""
+        return "total" not in self.made
+
+    @property
+    def changed(self) -> bool:
+        """Whether the scaled tensor was made, and may have been changed since by whoever has it."""
+        whole = self.made.get("whole")
+        return whole is not None and (whole.is_inference() or whole._version > 0)
+
+    def total(self) -> Tensor:
+        """The integers as they are now: computed, if that was still to come."""
+        if "total" not in self.made:
+            assert self.compute is not None  # one of the two is there from the start
+            self.made["total"] = self.compute()
+        return self._replay(self.made["total"])
 
     def scaled(self) -> Tensor:
         """The tensor that this stands for."""
         if "whole" not in self.made:
-            self.made["whole"] = grid.scale_bias(self.total, self.scale, self.bias)
-        result = self.made["whole"]
+            self.total()
+            self.made["whole"] = grid.scale_bias(self.made["total"], self.scale, self.bias)
+        return self._replay(self.made["whole"])
+
+    def _replay(self, x: Tensor) -> Tensor:
         for move in self.moves:
-            result = move(result)
-        return result
+            x = move(x)
+        return x
 
     # Only operators are of interest here, not torch's functions around them; torch offers this name for that, and types
     # neither it nor the dispatch below as they are used.
@@ -67,15 +120,24 @@ class Unscaled(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _MOVES:
+        kwargs = kwargs or {}
+        if func in _VIEWS:
             late, rest = args[0], args[1:]
 
             def move(x: Tensor) -> Tensor:
-                result: Tensor = func(x, *rest, **(kwargs or {}))
+                result: Tensor = func(x, *rest, **kwargs)
                 return result
 
-            return _make(late.total, late.scale, late.bias, move(late.moved), (*late.moves, move), late.made)
-        return func(*_scaled(args), **_scaled(kwargs or {}))
+            moves = (*late.moves, move)
+            return _make(
+                late.made, late.product, late.compute, late.scale, late.bias, late.site, move(late.moved), moves
+            )
+        if func in _COPIES and args[0].site is not None and not args[0].scale.ndim and not args[0].changed:
+            late = args[0]
+            return Unscaled.of(func(late.total(), *args[1:], **kwargs), late.scale, None, late.site)
+        if func is _aten.add.Tensor and not kwargs and len(args) == 2:
+            return _add(*args)
+        return func(*_scaled(args), **_scaled(kwargs))
 
 
 def plain(x: Tensor) -> Tensor:
@@ -88,11 +150,26 @@ def plain(x: Tensor) -> Tensor:
     return x.scaled() if isinstance(x, Unscaled) else x
 
 
-def _make(total: Tensor, scale: Tensor, bias: Tensor | None, moved: Tensor, moves: Any, made: Any) -> Unscaled:
+def _add(a: Any, b: Any) -> Any:
+    """A sum, such as that of a residual: the values of codes are added as they are made."""
+    late, other = (a, b) if isinstance(a, Unscaled) else (b, a)
+    if isinstance(other, Unscaled):
+        other = other.scaled()
+    fits = isinstance(other, Tensor) and other.shape == late.shape and other.dtype == late.dtype
+    if fits and late.site is not None and not late.scale.ndim and "whole" not in late.made:
+        return grid.add_scaled(other, late.total(), late.scale)
+    return _aten.add.Tensor(late.scaled(), other)
+
+
+def _make(
+    made: Any, product: Any, compute: Any, scale: Tensor, bias: Any, site: Any, moved: Tensor, moves: Any
+) -> Unscaled:
     late: Unscaled = Tensor._make_wrapper_subclass(
-        Unscaled, moved.shape, strides=moved.stride(), dtype=scale.dtype, device=total.device
+        Unscaled, moved.shape, strides=moved.stride(), dtype=scale.dtype, device=scale.device
     )
-    late.total, late.scale, late.bias, late.moved, late.moves, late.made = total, scale, bias, moved, moves, made
+    late.made, late.product, late.compute = made, product, compute
+    late.scale, late.bias, late.site = scale, bias, site
+    late.moved, late.moves = moved, moves
     return late
 
 

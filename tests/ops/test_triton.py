@@ -33,7 +33,7 @@ for (steps, samples, each), (lo, hi), m in zip(cases, ranges, [1, 2, 40, 1, 10**
     assert torch.equal(counts, spikes.abs().view(steps, samples, -1).sum(2))
     assert torch.equal(fast.walk(u, tracer, scale, lo, hi, m, samples)[0], expected)
 
-# Scales per channel, int8 tracers, values, and sums that are still integers.
+# Scales per channel, int8 tracers, and sums that are still integers.
 shapes = [(3, 2, 12, 4), (2, 3, 2100, 700), (4, 1, 1, 1)]
 for (steps, samples, each, channels), m, with_bias in zip(shapes, [1, 2, 1], [1, 0, 1]):
     for product in (False, True):
@@ -49,14 +49,12 @@ for (steps, samples, each, channels), m, with_bias in zip(shapes, [1, 2, 1], [1,
             after = (factor, bias if with_bias else None)
             expected_u = u.view(-1, channels).float() * factor
             expected_u = (expected_u + bias if with_bias else expected_u).view(u.shape)
-            floats = triton.walk(u.float(), tracer, scale, -16, 15, m, samples, None, after)[0]
-        values = torch.empty_like(expected_u)
-        tracers, counts = triton.walk(u, tracer, scale, -16, 15, m, samples, values, after)
+            floats = triton.walk(u.float(), tracer, scale, -16, 15, m, samples, after)[0]
+        tracers, counts = triton.walk(u, tracer, scale, -16, 15, m, samples, after)
         expected = reference.scan(rounding.code(expected_u, wide, -16, 15), tracer.float(), m)
         assert tracers.dtype == torch.int8 and torch.equal(tracers.float(), expected)
         assert not product or torch.equal(floats, tracers)
-        assert torch.equal(values, expected * wide)
-        found = fast.walk(u, tracer, scale, -16, 15, m, samples, None, after)[0]
+        found = fast.walk(u, tracer, scale, -16, 15, m, samples, after)[0]
         assert torch.equal(found, tracers)
 nan = torch.full((1, 3), float("nan"), device=device)
 still = torch.zeros(3, dtype=torch.int8, device=device)

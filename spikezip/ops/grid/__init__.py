@@ -1,6 +1,6 @@
 """Products of codes with integer weights, exact in floating-point units (derivation in README.md)."""
 
-from spikezip.ops.grid.choose import scale_bias
+from spikezip.ops.grid.choose import add_scaled, scale_bias
 from spikezip.ops.grid.fast import linear, matmul, weight_grid
 from spikezip.ops.grid.reference import (
     INPUT_FRACTION_BITS,
@@ -15,6 +15,7 @@ __all__ = [
     "INPUT_FRACTION_BITS",
     "WEIGHT_BITS",
     "accumulator",
+    "add_scaled",
     "fixed_point",
     "halves",
     "linear",

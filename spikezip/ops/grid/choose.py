@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from spikezip.errors import InputError
-from spikezip.ops import lsq
+from spikezip.ops import kernels, lsq
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.grid import reference
-from spikezip.ops.neuron.fast import triton_is_here
 
 
 def weight_grids(
@@ -34,19 +33,22 @@ def weight_grids(
 def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """What follows a product of integers: `total · scale + bias`, rounded after the product and after the sum.
 
-    Sums may come as int32; they are below 2^24, so that float32 holds them.
+    Sums may come as int32; they are below 2^24, so that float32 holds them. The scale is one for each channel, or a
+    single number if there is no bias.
 
     Example:
         >>> scale_bias(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.25]), torch.tensor([1.0, 1.0]))
         tensor([[2.5000, 2.0000]])
     """
+    if not scale.ndim and bias is None:
+        return total * scale
     check_channels(total, scale, bias)
     if _on_gpu(total, scale, bias):
         from spikezip.ops.grid import triton
 
         return triton.scale_bias(total, scale, bias)
-    if total.dtype == torch.int32 and total.device.type == "cpu" and scale.dtype == torch.float32:
-        if numba_is_here() and total.is_contiguous():
+    if not total.is_floating_point() and total.device.type == "cpu" and scale.dtype == torch.float32:
+        if total.dtype == torch.int32 and numba_is_here() and total.is_contiguous():
             from spikezip.ops.grid import compiled
 
             return compiled.scale_bias(total, scale, bias)
@@ -54,6 +56,25 @@ def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return total if bias is None else total.add_(bias)
     scaled = total.mul(scale)
     return scaled if bias is None else scaled.add(bias)
+
+
+def add_scaled(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """`x + codes · scale` for one scale, rounded after the product and after the sum.
+
+    Example:
+        >>> add_scaled(torch.tensor([1.0, 2.0]), torch.tensor([3, -4], dtype=torch.int8), torch.tensor(0.5))
+        tensor([2.5000, 0.0000])
+    """
+    if codes.dtype == torch.int8 and x.dtype == torch.float32:
+        if _on_gpu(x, scale):
+            from spikezip.ops.grid import triton
+
+            return triton.add_scaled(x, codes, scale)
+        if x.device.type == "cpu" and numba_is_here() and x.is_contiguous() and codes.is_contiguous():
+            from spikezip.ops.grid import compiled
+
+            return compiled.add_scaled(x, codes, scale)
+    return x + codes * scale
 
 
 def scale_bias_quantize(
@@ -98,5 +119,4 @@ def check_channels(total: Tensor, scale: Tensor, bias: Tensor | None) -> None:
 
 def _on_gpu(*tensors: Tensor | None) -> bool:
     """Whether the kernels take these: float32 on a CUDA device, with Triton installed."""
-    given = [t for t in tensors if t is not None]
-    return all(t.device.type == "cuda" and t.dtype == torch.float32 for t in given) and triton_is_here()
+    return all(t is None or t.dtype == torch.float32 for t in tensors) and kernels.on_gpu(*tensors)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from spikezip.ops import kernels
 from spikezip.ops.grid import reference
-from spikezip.ops.neuron.fast import triton_is_here
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ def weight_grid(weight: Tensor, bits: int, dtype: torch.dtype | None = None) -> 
         >>> weight_grid(torch.tensor([[0.5, -1.27]]), bits=8, dtype=torch.int8)
         (tensor([[  50, -127]], dtype=torch.int8), tensor([0.0100]))
     """
-    if weight.is_cuda and weight.dtype == torch.float32 and triton_is_here():
+    if weight.dtype == torch.float32 and kernels.on_gpu(weight):
         from spikezip.ops.grid import triton  # only where it is used: importing the library must not need it
 
         return triton.weight_grid(weight.detach(), bits, dtype or torch.float32)

@@ -78,6 +78,13 @@ def _epilogue_kernel(
         tl.store(codes_ptr + here, code.to(codes_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _add_kernel(x_ptr, codes_ptr, scale_ptr, out_ptr, size, block: tl.constexpr):
+    here = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    value = tl.load(codes_ptr + here, mask=here < size, other=0).to(tl.float32) * tl.load(scale_ptr)
+    tl.store(out_ptr + here, tl.load(x_ptr + here, mask=here < size, other=0.0) + value, mask=here < size)
+
+
 def weight_grid(weight: Tensor, bits: int, codes_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """As `reference.weight_grid`, for a float32 weight `[out, …]` on a GPU, with the codes in `codes_dtype`."""
     top = LARGEST_WEIGHT[bits]
@@ -135,6 +142,18 @@ def _rows_of(
 def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """`total · scale + bias` for float32 sums `[…, out]`, with two roundings, in one pass."""
     return _epilogue(total, scale, bias, None)[0]
+
+
+def add_scaled(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """`x + codes · scale` for float32 values, int8 codes and one scale, with two roundings, in one pass."""
+    x, codes = x.contiguous(), codes.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        with torch.cuda.device_of(x):
+            _add_kernel[(triton.cdiv(x.numel(), BLOCK),)](
+                x, codes, scale, out, x.numel(), block=BLOCK, enable_fp_fusion=False
+            )
+    return out
 
 
 def scale_bias_quantize(

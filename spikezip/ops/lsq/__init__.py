@@ -8,8 +8,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from spikezip.ops import kernels
 from spikezip.ops.lsq import fast, reference
-from spikezip.ops.neuron.fast import triton_is_here
 
 __all__ = ["backward", "fast", "forward", "quantize", "reference"]
 
@@ -52,7 +52,7 @@ def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[
 def _best(u: Tensor, scale: Tensor, grad: Tensor | None = None) -> ModuleType:
     """The module whose functions suit these tensors."""
     wide = torch.float64 in (u.dtype, u.dtype if grad is None else grad.dtype)
-    if u.device.type == "cuda" and not wide and triton_is_here():
+    if not wide and kernels.on_gpu(u):
         from spikezip.ops.lsq import triton  # only where it is used: importing the library must not need it
 
         return triton

@@ -21,7 +21,7 @@ _INVERSE, _SCALE, _FACTOR, _BIAS = range(4)
 
 
 @jit
-def _row(u, table, state, lo, hi, most, limit, codes, values):
+def _row(u, table, state, lo, hi, most, limit, codes):
     """One step of a block in float32: the spikes, or −1 if a near-tie (or a NaN) was met.
 
     Written so that it becomes vector code: few arrays, no calls, no sum of floats.
@@ -41,7 +41,6 @@ def _row(u, table, state, lo, hi, most, limit, codes, values):
         now = state[i] + spike
         state[i] = now
         codes[i] = np.int8(now)
-        values[i] = now * table[_SCALE, i]
         fired += abs(np.int32(spike))
     return np.int32(-1) if ties else fired
 
@@ -54,7 +53,7 @@ def _row_of_product(total, table, u):
 
 
 @jit
-def _row_by_the_rule(u, table, before, state, lo, hi, most, codes, values):
+def _row_by_the_rule(u, table, before, state, lo, hi, most, codes):
     """As `_row` in float64, as the reference has it: the spikes, or −1 if a NaN was met."""
     fired = np.int32(0)
     for i in range(u.size):
@@ -65,24 +64,23 @@ def _row_by_the_rule(u, table, before, state, lo, hi, most, codes, values):
         spike = min(max(wanted, -most), most)
         state[i] = before[i] + spike
         codes[i] = np.int8(state[i])
-        values[i] = state[i] * table[_SCALE, i]
         fired += np.int32(abs(spike))
     return fired
 
 
 @jit
-def _blocks(u, total, tracer, constants, lo, hi, most, limit, each, first, last, codes, values, counts):
+def _blocks(u, total, tracer, constants, lo, hi, most, limit, each, first, last, codes, counts):
     """Blocks `first … last` of neurons through all steps; False if a NaN was met.
 
-    Either the running sums `u` are given, or, if that is empty, the integer sums `total` they are made of. Values are
-    written unless there is no room for them. All steps lie one after another in one dimension: of such an array numba
-    knows that a part of it lies in one piece, and makes vector code.
+    Either the running sums `u` are given, or, if that is empty, the integer sums `total` they are made of. All steps
+    lie one after another in one dimension: of such an array numba knows that a part of it lies in one piece, and makes
+    vector code.
     """
     per_sample = -(-each // BLOCK)
     state, before = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    sums, nowhere = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    sums = np.empty(BLOCK, np.float32)
     table = np.empty((4, BLOCK), np.float32)
-    channels, of_product, wants_values = constants.shape[1], u.size == 0, values.size > 0
+    channels, of_product = constants.shape[1], u.size == 0
     neurons = tracer.size
     for row in range(4):
         table[row] = constants[row, 0]
@@ -108,12 +106,11 @@ def _blocks(u, total, tracer, constants, lo, hi, most, limit, each, first, last,
             else:
                 row_u = u[here : here + size]
             now = codes[here : here + size]
-            value = values[here : here + size] if wants_values else nowhere[:size]
             for i in range(size):  # (an assignment of slices would make a copy first)
                 before[i] = state[i]
-            fired = _row(row_u, table, state, lo, hi, most, limit, now, value)
+            fired = _row(row_u, table, state, lo, hi, most, limit, now)
             if fired < 0:
-                fired = _row_by_the_rule(row_u, table, before, state, lo, hi, most, now, value)
+                fired = _row_by_the_rule(row_u, table, before, state, lo, hi, most, now)
                 if fired < 0:
                     return False
             counts[t, sample] += fired
@@ -128,7 +125,6 @@ def walk(
     hi: int,
     max_spike: int,
     samples: int,
-    values: Tensor | None = None,
     after: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """As `fast.walk`, for contiguous sums on the CPU, int8 tracers and scales with a normal inverse.
@@ -150,12 +146,12 @@ def walk(
     constants = _constants(scale, after)
     floats, integers = (u.view(-1), _NO_INTEGERS) if after is None else (_NO_FLOATS, u.view(-1))
     given = (floats.numpy(), integers.numpy(), tracer.contiguous().numpy(), constants.numpy(), *limits, each)
-    written = (codes.view(-1).numpy(), (_NO_FLOATS if values is None else values.view(-1)).numpy())
+    written = codes.view(-1).numpy()
 
     def work(first: int, last: int) -> None:
         own = torch.zeros(steps, samples, dtype=torch.int64)
         counts.append(own)
-        finite.append(_blocks(*given, first, last, *written, own.numpy()))
+        finite.append(_blocks(*given, first, last, written, own.numpy()))
 
     share(work, pieces, u.numel())
     return (codes, torch.stack(counts).sum(dim=0)) if all(finite) else None

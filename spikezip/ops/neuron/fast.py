@@ -1,27 +1,13 @@
 """A chunk of steps through a layer of neurons: round, walk and count in one pass over the data."""
 
-from functools import cache
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from spikezip.errors import SpikezipError
-from spikezip.ops import grid, rounding
+from spikezip.ops import grid, kernels, rounding
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron import reference
 from spikezip.ops.rounding.fast import BLOCK, has_inverse, make_scratch, round_block
-
-
-@cache
-def triton_is_here() -> bool:
-    """Whether Triton is installed.
-
-    Example:
-        >>> triton_is_here() in (True, False)
-        True
-    """
-    return find_spec("triton") is not None
 
 
 def walk(
@@ -32,13 +18,12 @@ def walk(
     hi: int,
     max_spike: int,
     samples: int,
-    values: Tensor | None = None,
     after: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """From running sums `[T, n]` and the tracer `[n]` before: tracers `[T, n]`, spikes per step and sample `[T, B]`.
 
     The n neurons are those of `samples` samples, one after another. A graded spike of m counts as m. Tracers come in
-    the dtype of the tracer before: int8, where the codes fit into that, or a float. `values` is filled with `s·S`.
+    the dtype of the tracer before: int8, where the codes fit into that, or a float.
     With `after`, `u` are the int32 sums of a product, and the running sums are these times a factor, plus a bias, both
     per channel: the last dimension of what was flattened.
 
@@ -52,39 +37,69 @@ def walk(
                 [0., 1.]]))
     """
     limits = (lo, hi, max_spike, samples)
+    if u.dtype in (torch.float32, torch.int32) and kernels.on_gpu(u):
+        from spikezip.ops.neuron import triton
+
+        return triton.walk(u, tracer, scale, *limits, after)
     narrow = u.dtype in (torch.float32, torch.int32) and tracer.dtype == torch.int8
     if u.device.type == "cpu" and narrow and numba_is_here() and has_inverse(scale):
         from spikezip.ops.neuron import compiled  # only where it is used: importing the library must not need it
 
-        found = compiled.walk(u.contiguous(), tracer, scale, *limits, values, after)
+        found = compiled.walk(u.contiguous(), tracer, scale, *limits, after)
         if found is None:
             raise not_a_number()
         return found
-    if u.device.type == "cuda" and u.dtype in (torch.float32, torch.int32) and triton_is_here():
-        from spikezip.ops.neuron import triton
-
-        return triton.walk(u, tracer, scale, *limits, values, after)
     if after is not None:
         u = grid.scale_bias(u.view(-1, len(after[0])), *after).view(u.shape)
     if u.device.type == "cpu" and u.dtype == torch.float32 and not scale.ndim and has_inverse(scale):
-        return _narrow(*_walk_blocks(u.contiguous(), tracer.to(u.dtype), scale, *limits), tracer, scale, values)
+        return _narrow(*_walk_blocks(u.contiguous(), tracer.to(u.dtype), scale, *limits), tracer)
     each = scale.repeat(u.shape[1] // len(scale)) if scale.ndim else scale
     before = tracer.to(u.dtype)
     tracers = reference.scan(rounding.code(u, each, lo, hi), before, max_spike)
     counts = tracers.diff(dim=0, prepend=before[None]).abs_().reshape(len(u), samples, -1).sum(dim=2)
-    return _narrow(tracers, counts, tracer, each, values)
+    return _narrow(tracers, counts, tracer)
+
+
+def walk_product(
+    codes: Tensor,
+    weight: Tensor,
+    factor: Tensor,
+    bias: Tensor | None,
+    tracer: Tensor,
+    scale: Tensor,
+    lo: int,
+    hi: int,
+    max_spike: int,
+    samples: int,
+) -> tuple[Tensor, Tensor]:
+    """`walk` of a product that is yet to be computed: of codes `[T, rows, in]` with weights `[out, in]`, both in int8.
+
+    The running sums are its integers times the factor, plus the bias, both per channel. The n neurons are the rows of
+    all samples with their channels, one after another.
+
+    Example:
+        >>> codes = torch.tensor([[[1, 2]], [[2, 2]]], dtype=torch.int8)
+        >>> weight = torch.tensor([[3, 4]], dtype=torch.int8)
+        >>> half, one, still = torch.tensor([0.5]), torch.tensor(1.0), torch.zeros(1, dtype=torch.int8)
+        >>> walk_product(codes, weight, half, None, still, one, -8, 7, 4, samples=1)[0].tolist()
+        [[4], [7]]
+    """
+    limits = (scale, lo, hi, max_spike, samples)
+    depth, columns = codes.shape[-1], len(weight)
+    if depth % 16 == 0 and columns % 16 == 0 and kernels.on_gpu(codes) and kernels.moves_tiles(codes.device):
+        from spikezip.ops.neuron import triton_product
+
+        return triton_product.walk_product(codes, weight, factor, bias, tracer, *limits)
+    total = grid.linear(codes, weight, torch.float32, 127)
+    return walk(total.view(len(codes), -1), tracer, *limits, (factor, bias))
 
 
 def not_a_number() -> SpikezipError:
     return SpikezipError("what reaches a neuron is not a number; check the weights and the scales of the sites")
 
 
-def _narrow(
-    tracers: Tensor, counts: Tensor, tracer: Tensor, scale: Tensor, values: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Tracers in the dtype of the one before, and their values."""
-    if values is not None:
-        torch.mul(tracers, scale, out=values)
+def _narrow(tracers: Tensor, counts: Tensor, tracer: Tensor) -> tuple[Tensor, Tensor]:
+    """Tracers in the dtype of the one before."""
     if tracers.dtype != tracer.dtype:
         if not bool(torch.isfinite(counts).all()):  # no integer stands for a NaN
             raise not_a_number()

@@ -16,17 +16,16 @@ BLOCK = 1024
 
 @triton.jit
 def _walk_kernel(
-    u_ptr, tracer_ptr, out_ptr, values_ptr, counts_ptr, scale_ptr, factor_ptr, bias_ptr, steps, each, samples, channels,
+    u_ptr, tracer_ptr, out_ptr, counts_ptr, scale_ptr, factor_ptr, bias_ptr, steps, each, samples, channels,
     product_channels, lo, hi, max_spike,
-    with_values: tl.constexpr, of_product: tl.constexpr, with_bias: tl.constexpr, ternary: tl.constexpr,
+    of_product: tl.constexpr, with_bias: tl.constexpr, ternary: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(1).to(tl.int64)
     within = tl.program_id(0) * block + tl.arange(0, block)
     inside = within < each
     here = sample * each + within
-    step = tl.load(scale_ptr + within % channels, mask=inside, other=1.0)
-    scale, first, second = unit(step)
+    scale, first, second = unit(tl.load(scale_ptr + within % channels, mask=inside, other=1.0))
     tracer = tl.load(tracer_ptr + here, mask=inside, other=0).to(tl.float32)
     if of_product:
         factor = tl.load(factor_ptr + within % product_channels, mask=inside, other=0.0)
@@ -41,9 +40,6 @@ def _walk_kernel(
         before = tracer
         tracer = next_tracer(u * first * second, tracer, scale, lo, hi, max_spike, ternary)
         tl.store(out_ptr + here, tracer.to(out_ptr.dtype.element_ty), mask=inside)
-        if with_values:
-            tl.store(values_ptr + here, tracer * step, mask=inside)
-            values_ptr += samples * each
         nan = tl.where(u == u, 0.0, u)  # a NaN has no code: it spoils the count
         tl.atomic_add(counts_ptr + sample, tl.sum(tl.abs(tracer - before) + nan))
         u_ptr += samples * each  # the pointers move on to the next step
@@ -59,7 +55,6 @@ def walk(
     hi: int,
     max_spike: int,
     samples: int,
-    values: Tensor | None = None,
     after: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `fast.walk`, for tensors on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
@@ -72,9 +67,9 @@ def walk(
     grid = (triton.cdiv(each, BLOCK), samples)
     limits = (float(lo), float(hi), float(min(max_spike, hi - lo)))
     _walk_kernel[grid](
-        u, tracer, tracers, tracers if values is None else values, counts, scale.contiguous(), factor.contiguous(),
+        u, tracer, tracers, counts, scale.contiguous(), factor.contiguous(),
         (factor if bias is None else bias).contiguous(), steps, each, samples, max(scale.numel(), 1), factor.numel(),
-        *limits, with_values=values is not None, of_product=after is not None, with_bias=bias is not None,
+        *limits, of_product=after is not None, with_bias=bias is not None,
         ternary=max_spike == 1, block=BLOCK,
         enable_fp_fusion=False,  # the product and the sum are each rounded, as torch does it
     )  # fmt: skip

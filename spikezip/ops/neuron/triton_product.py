@@ -1,6 +1,6 @@
 """A product of codes with weights and the neurons behind it as one GPU kernel: the sums never reach the memory.
 
-A program holds a tile of neurons through all steps of a chunk: it multiplies, scales, rounds, and walks the tracers, and
+A program holds a tile of neurons through all steps of a chunk: it multiplies, scales, rounds, walks the tracers, and
 writes 8-bit codes. Equal to the reference: the sums are integers, in whatever order they add, and so are the counts.
 """
 
@@ -74,7 +74,7 @@ def walk_product(
     max_spike: int,
     samples: int,
 ) -> tuple[Tensor, Tensor]:
-    """As `fast.walk_product`, for tensors on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
+    """As `fast.walk_product`, on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
     steps, rows, depth = codes.shape
     columns = len(weight)
     codes, weight, tracer = codes.contiguous(), weight.contiguous(), tracer.contiguous()

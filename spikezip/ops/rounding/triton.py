@@ -1,8 +1,8 @@
 """The rounding rule inside GPU kernels: in float32, and still the reference's decision for every input.
 
-A quotient in float64 is dear on a GPU. Here a product with `1/s` gives a code that is wrong by one at most, and the rest
-`u − s·k` tells: near a boundary it fits into a float32, so that one fused multiply-add gives it exactly (README.md has
-the proof). A ternary neuron needs not even the code: the rest at its tracer says whether to go up or down.
+A quotient in float64 is dear on a GPU. Here a product with `1/s` gives a code that is wrong by one at most, and the
+rest `u − s·k` tells: near a boundary it fits into a float32, so that one fused multiply-add gives it exactly (README.md
+has the proof). A ternary neuron needs not even the code: the rest at its tracer says whether to go up or down.
 """
 
 import triton
@@ -13,8 +13,8 @@ import triton.language as tl
 def unit(scale):
     """A scale as `m · 2^e` with `1 ≤ m < 2`: returns `m`, and two powers of two whose product is `2^-e`.
 
-    Inputs are multiplied with both. A power of two changes no rounding, and afterwards nothing here can become too small
-    to be exact. There are two, since for the smallest scales one would be too large for a float32.
+    Inputs are multiplied with both. A power of two changes no rounding, and afterwards nothing here can become too
+    small to be exact. There are two, since for the smallest scales one would be too large for a float32.
     """
     tiny = scale < 1.1754943508222875e-38  # 2^-126: below, floats lose bits
     first = tl.where(tiny, 16777216.0, 1.0)
@@ -26,7 +26,7 @@ def unit(scale):
 
 @triton.jit
 def code_of_unit(u, scale, lo, hi):
-    """The code of `u`, once it and its scale are multiplied with the powers of `unit`. A NaN gets some code in range."""
+    """The code of `u`, once it and its scale are multiplied with the powers of `unit`. A NaN gets some code."""
     code = tl.floor(u * (1.0 / scale) + 0.5)
     rest = tl.fma(-code, scale, u)
     half = scale * 0.5

@@ -1,8 +1,8 @@
 """Attention of a chunk of steps as one GPU kernel: scores, softmax, both layers of neurons and the mix.
 
-A program holds a block of queries of one head through all steps. Of scores and probabilities nothing reaches the memory but
-the tracers, one byte each, which stay in the cache. Equal to the same work in pieces: both products are sums of integers,
-softmax has no order (`ops/softmax`), and the rest is done to each value by itself.
+A program holds a block of queries of one head through all steps. Of scores and probabilities nothing reaches the
+memory but the tracers, one byte each, which stay in the cache. Equal to the same work in pieces: both products are sums
+of integers, softmax has no order (`ops/softmax`), and the rest is done to each value by itself.
 """
 
 from typing import NamedTuple
@@ -150,11 +150,11 @@ def attention(
     max_spike: int,
     samples: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes `[T, B, tokens, heads, d]` of the output, the last codes of the probabilities, and both counts `[T, samples]`.
+    """Codes `[T, B, tokens, heads, d]` of the output, the last codes of the probabilities, both counts `[T, samples]`.
 
-    `q`, `k` and `v` are int8 codes `[T, B, tokens, heads, d]`, of fewer heads for `k` and `v` where queries share them. The
-    mask `[masks, queries, keys]` is added to the scores, sample b getting mask `b % masks`. B may be a multiple of the
-    samples: windows of an image, say.
+    `q`, `k` and `v` are int8 codes `[T, B, tokens, heads, d]`, of fewer heads for `k` and `v` where queries share them.
+    The mask `[masks, queries, keys]` is added to the scores, sample b getting mask `b % masks`. B may be a multiple of
+    the samples: windows of an image, say.
     """
     steps, batch, queries, heads, width = q.shape
     keys, shared = k.shape[2:4]
@@ -174,7 +174,7 @@ def attention(
             TensorDescriptor.from_tensor(seen, [1, QUERIES, key_tile]),
             tiles(o.tracer, heads * width, QUERIES, width), tiles(out, heads * width, QUERIES, width),
             p_tracer, p_counts, o_counts, p.scale, o.scale, score_factor, mix_factor,
-            steps, batch, samples, heads, heads // shared, queries, keys, p_tracer.shape[-1], 1 if mask is None else len(mask),
+            steps, batch, samples, heads, heads // shared, queries, keys, p_tracer.shape[-1], len(seen),
             *_limits(p, max_spike), *_limits(o, max_spike),
             with_mask=mask is not None, ternary=max_spike == 1 and not p.held and not o.held,
             two=keys > key_tile, unit_of_sum=units(keys),
@@ -184,7 +184,7 @@ def attention(
 
 
 def _padded(x: Tensor, multiple: int, fresh: bool = False) -> Tensor:
-    """Rows that begin at multiples of 16 bytes, as tiles need it: the tensor itself where they do, unless it be `fresh`."""
+    """Rows that begin at multiples of 16 bytes, as tiles need it: the tensor itself where they do, unless `fresh`."""
     *rows, columns = x.shape
     pitch = -(-columns // multiple) * multiple
     lies_so = x.stride(-1) == 1 and x.stride(-2) == pitch and x.stride(0) == pitch * x.shape[1]

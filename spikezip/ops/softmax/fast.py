@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spikezip.ops.neuron.fast import triton_is_here
+from spikezip.ops import kernels
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def softmax(x: Tensor) -> Tensor:
         >>> softmax(torch.zeros(1, 2))
         tensor([[0.5000, 0.5000]])
     """
-    if x.is_cuda and x.dtype == torch.float32 and triton_is_here():
+    if x.dtype == torch.float32 and kernels.on_gpu(x):
         result: Tensor = _Softmax.apply(x)
         return result
     return F.softmax(x, dim=-1)

@@ -1,0 +1,111 @@
+"""The folded engine on its GPU kernels, whole networks: the same spikes as the spike engine, and the codes of the QANN.
+
+On the GPU where there is one, else under Triton's interpreter, in a process of its own: there tensors on the CPU are
+handed to the kernels.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+START = """
+import torch, transformers, spikezip
+from spikezip.ops import kernels
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+if device == "cpu":
+    kernels.on_gpu = lambda *tensors: True
+    kernels.moves_tiles = lambda device: True
+from spikezip.ops.neuron import triton_product
+from spikezip.ops.sesa import triton as sesa
+
+used = {"product": 0, "attention": 0}
+
+
+def counting(module, name, what):
+    run = getattr(module, name)
+
+    def counted(*args):
+        used[what] += 1
+        return run(*args)
+
+    setattr(module, name, counted)
+
+
+counting(triton_product, "walk_product", "product")
+counting(sesa, "attention", "attention")
+torch.manual_seed(0)
+shape = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, hidden_act="relu")
+
+
+def check(model, batch, expected, levels=16, per_channel=False, **drive):
+    sites = {"*layernorm*": spikezip.SiteConfig(per_channel=True)} if per_channel else {}
+    config = spikezip.QuantConfig(levels=levels, sites=sites)
+    batch = {name: value.to(device) for name, value in batch.items()}
+    qann = spikezip.calibrate(spikezip.quantize(model.eval().to(device), config), batch)
+    snn = spikezip.convert(qann)
+    used.update(product=0, attention=0)
+    folded = spikezip.simulate(snn, batch, 6, "folded", chunk=4, **drive)
+    assert {what for what, times in used.items() if times} == expected, used
+    spike = spikezip.simulate(snn, batch, 6, "spike", **drive)
+    assert torch.equal(folded.logits_per_step, spike.logits_per_step)
+    for site in spike.spike_counts:
+        assert torch.equal(folded.spike_counts[site], spike.spike_counts[site]), site
+        assert torch.equal(folded.tracers[site], spike.tracers[site]), site
+    if not drive:
+        assert spikezip.verify(qann, snn, [batch]).exact
+    return snn, batch
+"""
+
+CASES = {
+    "vit": """
+config = transformers.ViTConfig(**shape, image_size=12, patch_size=4)
+images = {"pixel_values": torch.randn(2, 3, 12, 12)}
+snn, batch = check(transformers.ViTForImageClassification(config), images, {"product", "attention"})
+check(transformers.ViTForImageClassification(config), images, {"product", "attention"}, stagger=0.5, max_spike=2)
+check(transformers.ViTForImageClassification(config), images, {"product", "attention"}, per_channel=True)
+# The probabilities were not kept, and are there when asked for.
+asked = snn(**batch, output_attentions=True).attentions[0]
+found = spikezip.simulate(snn, batch, "equilibrium", "spike")
+step = snn.neurons["layers.0.attention.p"].step_size
+assert torch.equal(asked, found.tracers["layers.0.attention.p"] * step)
+# Sites that are recorded are computed in pieces.
+name = "layers.0.attention.p"
+trains = [spikezip.simulate(snn, batch, 6, engine, record=[name]).trains[name] for engine in ("folded", "spike")]
+assert torch.equal(*trains)
+""",
+    "bert": """
+config = transformers.BertConfig(**shape, vocab_size=50, max_position_embeddings=32)
+tokens = torch.randint(1, 50, (2, 9))
+mask = torch.ones_like(tokens)
+mask[1, 6:] = 0
+texts = {"input_ids": tokens, "attention_mask": mask}
+check(transformers.BertForSequenceClassification(config), texts, {"product", "attention"}, levels=32)
+""",
+    "decoder": """
+config = transformers.LlamaConfig(
+    hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64,
+    hidden_act="relu", vocab_size=50, max_position_embeddings=32,
+)
+texts = {"input_ids": torch.randint(1, 50, (2, 7))}
+check(transformers.LlamaForCausalLM(config), texts, {"product", "attention"}, levels=32)
+""",
+    "narrow": """
+# Heads of 8 channels and layers of 24: too odd for the large kernels, so in pieces, and the same.
+narrow = {**shape, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 24}
+config = transformers.ViTConfig(**narrow, image_size=12, patch_size=4)
+check(transformers.ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 12, 12)}, set())
+""",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_network_on_kernels(case: str) -> None:
+    pytest.importorskip("triton")
+    env = {**os.environ} if torch.cuda.is_available() else {**os.environ, "TRITON_INTERPRET": "1"}
+    program = [sys.executable, "-W", "ignore", "-c", START + CASES[case] + "print('equal')"]
+    done = subprocess.run(program, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "equal", done.stderr
