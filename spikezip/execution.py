@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from spikezip.ops import grid, rounding
+from spikezip.ops import grid, norm, rounding
 
 
 class SiteLike(Protocol):
@@ -56,6 +56,10 @@ class Execution:
     ) -> tuple[Tensor, Tensor] | None:
         """All that follows the codes of `q`, `k` and `v` in the attention `owner`, where that is done in one piece."""
         return None
+
+    def norm(self, owner: nn.LayerNorm, x: Tensor) -> Tensor:
+        """LayerNorm of the running sums `x`."""
+        return norm.layer_norm(x, owner.weight, owner.bias, owner.eps)
 
     def learned(self, site: SiteLike, codes: Tensor) -> None:
         """Told of the codes that a site has come to in a training step."""

@@ -20,6 +20,7 @@ from spikezip.quant.site import Site
 from spikezip.quant.synapse import QuantAttention, adopt_input, adopt_linear
 from spikezip.spiking.differential import Differential
 from spikezip.spiking.hooks import SITE_IN, SITE_OUT, attach_hooks
+from spikezip.spiking.norm import adopt_norm
 
 
 def quantize(model: PreTrainedModel, config: QuantConfig | None = None) -> QuantizedModel:
@@ -67,6 +68,7 @@ def apply_plan(model: PreTrainedModel, plan: Plan, config: QuantConfig) -> None:
         modules[name].add_module(attention.CHILD, QuantAttention(**cast(dict[str, Any], five)))
     for name in {site_plan.module for site_plan in plan.sites}:
         attach_hooks(modules[name])
+        adopt_norm(modules[name])
     for name, source in plan.reads.items():
         adopt_linear(modules[name], name, config.weight_bits, sites[source])
     if plan.input_layer is not None:

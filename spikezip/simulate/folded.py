@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from spikezip.execution import SiteLike
-from spikezip.ops import kernels, neuron
+from spikezip.ops import kernels, neuron, norm
 from spikezip.ops.compiled import numba_is_here
 from spikezip.simulate.engine import Engine
 from spikezip.simulate.fused import attend
 from spikezip.simulate.outputs import map_tensors
+from spikezip.spiking.norm import Normed
 from spikezip.spiking.unscaled import Product, Unscaled, plain
 
 After = tuple[Tensor, Tensor | None] | None
+Sums = Tensor | Product  # among tensors also a `Normed`, a LayerNorm that waits
 
 
 class FoldedEngine(Engine):
@@ -33,6 +35,10 @@ class FoldedEngine(Engine):
         self, owner: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float
     ) -> tuple[Tensor, Tensor] | None:
         return attend(self, owner, q, k, v, mask, scaling)
+
+    def norm(self, owner: nn.LayerNorm, x: Tensor) -> Tensor:
+        x = plain(x)
+        return Normed.of(x, owner) if norm.takes(x, owner.weight, owner.bias) else super().norm(owner, x)
 
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
         self.begin(steps)
@@ -64,12 +70,14 @@ class FoldedEngine(Engine):
         """The tracers of all steps. Neurons stand in the order in which their sums lie in memory: none is copied."""
         steps = self.steps
         sums, after = self._sums(site, u)
-        laid_out = u.moved if isinstance(u, Unscaled) and after is not None else plain(u)
-        order = _order(laid_out) if not site.step_size.ndim else None  # channels that have a scale each stay last
-        order = order or list(range(u.ndim))
+        order = list(range(u.ndim))
+        if not isinstance(sums, Normed) and not site.step_size.ndim:  # channels that have a scale each stay last
+            order = _order(u.moved if isinstance(u, Unscaled) and after is not None else plain(u)) or order
         shape = (u.shape[0] // steps, *u.shape[1:])
         before = self.tracer(site, torch.empty((), dtype=u.dtype, device=u.device).expand(shape))
-        rows = sums if isinstance(sums, Product) else self._rows(site, sums.permute(order).contiguous())
+        rows = sums
+        if not isinstance(sums, (Product, Normed)):
+            rows = self._rows(site, sums.permute(order).contiguous())
         tracers, counts = self._walk(site, rows, before.permute(order).reshape(-1), after)
         self.spike_counts[site.name].append(counts)
         codes = tracers.view([u.shape[i] for i in order]).permute(_back(order))
@@ -89,8 +97,10 @@ class FoldedEngine(Engine):
             flat = flat * ramp.view(-1, *[1] * (flat.ndim - 1))
         return flat.view(self.steps, -1)
 
-    def _sums(self, site: SiteLike, u: Tensor) -> tuple[Tensor | Product, After]:
+    def _sums(self, site: SiteLike, u: Tensor) -> tuple[Sums, After]:
         """Running sums; or integer sums, perhaps still to be computed, with the factor and the bias that scale them."""
+        if isinstance(u, Normed) and (u.made or site.entry or self.code_dtype(site, u) != torch.int8):
+            return u.scaled(), None
         if not isinstance(u, Unscaled):
             return u, None
         # Whoever needed the scaled tensor may have changed it.
@@ -101,7 +111,7 @@ class FoldedEngine(Engine):
             return u.scaled(), None
         return (u.product if u.product is not None and u.waits else u.total()), (u.scale, u.bias)
 
-    def _walk(self, site: SiteLike, u: Tensor | Product, tracer: Tensor, after: After) -> tuple[Tensor, Tensor]:
+    def _walk(self, site: SiteLike, u: Sums, tracer: Tensor, after: After) -> tuple[Tensor, Tensor]:
         """Tracers `[n, neurons]` and spikes `[n, B]` of a chunk; in its first steps the site may be held back."""
         batch, held = self.settings.batch, self.held(site)
         if held == self.steps:
@@ -112,6 +122,9 @@ class FoldedEngine(Engine):
             factor, bias = after
             rows = u.codes.reshape(self.steps, -1, u.codes.shape[-1])
             tracers, counts = neuron.walk_product(rows[held:], u.weight, factor, bias, *limits)
+        elif isinstance(u, Normed):
+            layer, x = u.layer, u.x.reshape(self.steps, -1, u.x.shape[-1])
+            tracers, counts = norm.walk_norm(x[held:], layer.weight, layer.bias, layer.eps, *limits)
         else:
             tracers, counts = neuron.walk(u[held:], *limits, after)
         if held:

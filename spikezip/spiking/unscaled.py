@@ -33,6 +33,24 @@ _VIEWS = frozenset(
 _COPIES = frozenset((_aten.clone.default, _aten.roll.default, _aten.index_select.default))
 
 
+class Late(Tensor):
+    """A tensor that is computed when somebody needs it; it looks like the one it stands for."""
+
+    def scaled(self) -> Tensor:
+        """The tensor that this stands for."""
+        raise NotImplementedError
+
+    # Only operators are of interest here, not torch's functions around them; torch offers this name for that, and types
+    # neither it nor the dispatch below as they are used.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*_scaled(args), **_scaled(kwargs or {}))
+
+
 class Product(NamedTuple):
     """A product of codes with weights `[out, in]` that has not been computed yet, and how to compute it."""
 
@@ -45,7 +63,7 @@ class Product(NamedTuple):
         return (*self.codes.shape[:-1], len(self.weight))
 
 
-class Unscaled(Tensor):
+class Unscaled(Late):
     """`total · scale + bias` of integers, not computed yet; looks like the tensor it stands for.
 
     The scale is one number, or one for each channel (the last dimension of the total).
@@ -101,7 +119,6 @@ class Unscaled(Tensor):
         return self._replay(self.made["total"])
 
     def scaled(self) -> Tensor:
-        """The tensor that this stands for."""
         if "whole" not in self.made:
             self.total()
             self.made["whole"] = grid.scale_bias(self.made["total"], self.scale, self.bias)
@@ -112,16 +129,12 @@ class Unscaled(Tensor):
             x = move(x)
         return x
 
-    # Only operators are of interest here, not torch's functions around them; torch offers this name for that, and types
-    # neither it nor the dispatch below as they are used.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _VIEWS:
+        if func in _VIEWS and isinstance(args[0], Unscaled):
             late, rest = args[0], args[1:]
 
             def move(x: Tensor) -> Tensor:
@@ -132,12 +145,18 @@ class Unscaled(Tensor):
             return _make(
                 late.made, late.product, late.compute, late.scale, late.bias, late.site, move(late.moved), moves
             )
-        if func in _COPIES and args[0].site is not None and not args[0].scale.ndim and not args[0].changed:
+        if (
+            func in _COPIES
+            and isinstance(args[0], Unscaled)
+            and args[0].site is not None
+            and not args[0].scale.ndim
+            and not args[0].changed
+        ):
             late = args[0]
             return Unscaled.of(func(late.total(), *args[1:], **kwargs), late.scale, None, late.site)
         if func is _aten.add.Tensor and not kwargs and len(args) == 2:
             return _add(*args)
-        return func(*_scaled(args), **_scaled(kwargs))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def plain(x: Tensor) -> Tensor:
@@ -147,14 +166,13 @@ def plain(x: Tensor) -> Tensor:
         >>> plain(Unscaled.of(torch.tensor([[2, 4]], dtype=torch.int32), torch.tensor([0.5, 0.25]), None))
         tensor([[1., 1.]])
     """
-    return x.scaled() if isinstance(x, Unscaled) else x
+    return x.scaled() if isinstance(x, Late) else x
 
 
 def _add(a: Any, b: Any) -> Any:
     """A sum, such as that of a residual: the values of codes are added as they are made."""
     late, other = (a, b) if isinstance(a, Unscaled) else (b, a)
-    if isinstance(other, Unscaled):
-        other = other.scaled()
+    other = _scaled(other)
     fits = isinstance(other, Tensor) and other.shape == late.shape and other.dtype == late.dtype
     if fits and late.site is not None and not late.scale.ndim and "whole" not in late.made:
         return grid.add_scaled(other, late.total(), late.scale)
@@ -174,7 +192,7 @@ def _make(
 
 
 def _scaled(x: Any) -> Any:
-    if isinstance(x, Unscaled):
+    if isinstance(x, Late):
         return x.scaled()
     if isinstance(x, dict):
         return {key: _scaled(value) for key, value in x.items()}

@@ -141,9 +141,64 @@ _, _, counts, _ = sesa.attention(q, k, v, mask, p, o, score_factor * float("nan"
 assert bool(counts.isnan().all())
 """
 
+NORM = """
+from spikezip.ops.norm import fast, reference as plain, triton as norm
+
+shapes = [(1, 1, 0, 1), (5, 3, 0, 1), (4, 384, 3, 1), (3, 768, -50, 1e-3), (2, 5000, 0, 1e4)]
+for rows, columns, offset, size in shapes:
+    x = (torch.randn(rows, columns, device=device) + offset) * size
+    weight, bias = torch.randn(columns, device=device), torch.randn(columns, device=device)
+    for w, b in ((weight, bias), (weight, None), (None, None)):
+        y, mean, deviation = norm.layer_norm(x, w, b, 1e-6)
+        expected = plain.moments(x, 1e-6)
+        # Two divisions and a root in float64, rounded to float32 at the end: libraries may differ in the last bit.
+        torch.testing.assert_close(mean, expected[0].flatten(), rtol=2e-7, atol=1e-12)
+        torch.testing.assert_close(deviation, expected[1].flatten(), rtol=2e-7, atol=0)
+        wide = x.double()
+        exact = (wide - wide.mean(-1, True)) / (wide.var(-1, keepdim=True, correction=0) + 1e-6).sqrt()
+        exact = exact if w is None else exact * w
+        exact = exact if b is None else exact + b
+        near = 2e-3 if offset < -9 else 2e-5  # `x − mean` in float32 loses what the offset takes
+        torch.testing.assert_close(y.double(), exact, rtol=near, atol=near)
+    turn = torch.randperm(columns, device=device)
+    plainly = norm.layer_norm(x, None, None, 1e-6)[0]
+    assert torch.equal(norm.layer_norm(x[:, turn], None, None, 1e-6)[0], plainly[:, turn])  # no order
+zeros = norm.layer_norm(torch.zeros(2, 8, device=device), None, None, 1e-6)[0]
+assert torch.equal(zeros, torch.zeros_like(zeros))
+
+for steps, samples, each, columns, per_channel, max_spike in [(3, 2, 5, 24, False, 1), (2, 1, 7, 384, True, 2)]:
+    rows = samples * each
+    x = torch.randn(steps, rows, columns, device=device) * 3
+    weight, bias = torch.randn(columns, device=device), torch.randn(columns, device=device)
+    scale = torch.rand(columns, device=device) * 0.3 + 0.01 if per_channel else torch.tensor(0.2, device=device)
+    tracer = codes(-16, 15, rows * columns)
+    found, counts = norm.walk_norm(x, weight, bias, 1e-6, tracer, scale, -16, 15, max_spike, samples)
+    u = norm.layer_norm(x, weight, bias, 1e-6)[0]
+    expected = reference.scan(rounding.code(u, scale, -16, 15).view(steps, -1), tracer.float(), max_spike)
+    assert torch.equal(found.float(), expected)
+    spikes = expected - torch.cat([tracer.float()[None], expected[:-1]])
+    assert torch.equal(counts, spikes.abs().view(steps, samples, -1).sum(2))
+x[0, 0, 0] = float("nan")
+_, counts = norm.walk_norm(x, weight, bias, 1e-6, tracer, scale, -16, 15, max_spike, samples)
+assert bool(counts[0].isnan().any())
+
+# Gradients are those of torch.
+x = torch.randn(4, 24, device=device, requires_grad=True)
+weight = torch.randn(24, device=device, requires_grad=True)
+bias = torch.randn(24, device=device, requires_grad=True)
+push = torch.randn(4, 24, device=device)
+grads = []
+for function in (fast._LayerNorm.apply, lambda x, w, b, eps: torch.nn.functional.layer_norm(x, (24,), w, b, eps)):
+    grads.append(torch.autograd.grad((function(x, weight, bias, 1e-6) * push).sum(), (x, weight, bias)))
+for a, b in zip(*grads):
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # mean and deviation differ in the last bit
+"""
+
 
 @pytest.mark.parametrize(
-    "check", [ROUNDING, PRODUCT, SOFTMAX, ATTENTION], ids=["round", "product", "softmax", "attention"]
+    "check",
+    [ROUNDING, PRODUCT, SOFTMAX, ATTENTION, NORM],
+    ids=["round", "product", "softmax", "attention", "norm"],
 )
 def test_kernel_equals_its_parts(check: str) -> None:
     pytest.importorskip("triton")

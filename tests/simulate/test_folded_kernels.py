@@ -20,9 +20,10 @@ if device == "cpu":
     kernels.on_gpu = lambda *tensors: True
     kernels.moves_tiles = lambda device: True
 from spikezip.ops.neuron import triton_product
+from spikezip.ops.norm import triton as norm
 from spikezip.ops.sesa import triton as sesa
 
-used = {"product": 0, "attention": 0}
+used = {"product": 0, "attention": 0, "norm": 0}
 
 
 def counting(module, name, what):
@@ -37,6 +38,7 @@ def counting(module, name, what):
 
 counting(triton_product, "walk_product", "product")
 counting(sesa, "attention", "attention")
+counting(norm, "walk_norm", "norm")
 torch.manual_seed(0)
 shape = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, hidden_act="relu")
 
@@ -47,7 +49,7 @@ def check(model, batch, expected, levels=16, per_channel=False, **drive):
     batch = {name: value.to(device) for name, value in batch.items()}
     qann = spikezip.calibrate(spikezip.quantize(model.eval().to(device), config), batch)
     snn = spikezip.convert(qann)
-    used.update(product=0, attention=0)
+    used.update(product=0, attention=0, norm=0)
     folded = spikezip.simulate(snn, batch, 6, "folded", chunk=4, **drive)
     assert {what for what, times in used.items() if times} == expected, used
     spike = spikezip.simulate(snn, batch, 6, "spike", **drive)
@@ -64,9 +66,10 @@ CASES = {
     "vit": """
 config = transformers.ViTConfig(**shape, image_size=12, patch_size=4)
 images = {"pixel_values": torch.randn(2, 3, 12, 12)}
-snn, batch = check(transformers.ViTForImageClassification(config), images, {"product", "attention"})
-check(transformers.ViTForImageClassification(config), images, {"product", "attention"}, stagger=0.5, max_spike=2)
-check(transformers.ViTForImageClassification(config), images, {"product", "attention"}, per_channel=True)
+snn, batch = check(transformers.ViTForImageClassification(config), images, {"product", "attention", "norm"})
+everything = {"product", "attention", "norm"}
+check(transformers.ViTForImageClassification(config), images, everything, stagger=0.5, max_spike=2)
+check(transformers.ViTForImageClassification(config), images, everything, per_channel=True)
 # The probabilities were not kept, and are there when asked for.
 asked = snn(**batch, output_attentions=True).attentions[0]
 found = spikezip.simulate(snn, batch, "equilibrium", "spike")
@@ -83,7 +86,7 @@ tokens = torch.randint(1, 50, (2, 9))
 mask = torch.ones_like(tokens)
 mask[1, 6:] = 0
 texts = {"input_ids": tokens, "attention_mask": mask}
-check(transformers.BertForSequenceClassification(config), texts, {"product", "attention"}, levels=32)
+check(transformers.BertForSequenceClassification(config), texts, {"product", "attention", "norm"}, levels=32)
 """,
     "decoder": """
 config = transformers.LlamaConfig(
@@ -97,7 +100,7 @@ check(transformers.LlamaForCausalLM(config), texts, {"product", "attention"}, le
 # Heads of 8 channels and layers of 24: too odd for the large kernels, so in pieces, and the same.
 narrow = {**shape, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 24}
 config = transformers.ViTConfig(**narrow, image_size=12, patch_size=4)
-check(transformers.ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 12, 12)}, set())
+check(transformers.ViTForImageClassification(config), {"pixel_values": torch.randn(2, 3, 12, 12)}, {"norm"})
 """,
 }
 

@@ -1,0 +1,79 @@
+"""Who computes LayerNorm: the kernel without an order on a GPU, torch elsewhere."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spikezip.ops import kernels, neuron
+from spikezip.ops.norm import reference
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm over the last dimension, the same function in training, in a quantized network and in every engine.
+
+    Example:
+        >>> layer_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 2.0]), None, 0.0)
+        tensor([[-1.,  2.]])
+    """
+    if takes(x, weight, bias):
+        result: Tensor = _LayerNorm.apply(x, weight, bias, eps)
+        return result
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def walk_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    tracer: Tensor,
+    scale: Tensor,
+    lo: int,
+    hi: int,
+    max_spike: int,
+    samples: int,
+) -> tuple[Tensor, Tensor]:
+    """Neurons behind a LayerNorm of `[T, rows, channels]`: as `neuron.walk` of its output.
+
+    Example:
+        >>> x, still = torch.tensor([[[1.0, 3.0]]]), torch.zeros(2, dtype=torch.int8)
+        >>> walk_norm(x, torch.tensor([1.0, 2.0]), None, 0.0, still, torch.tensor(0.5), -4, 7, 8, samples=1)[0].tolist()
+        [[-2, 4]]
+    """
+    limits = (tracer, scale, lo, hi, max_spike, samples)
+    if takes(x, weight, bias):
+        from spikezip.ops.norm import triton  # only where it is used: importing the library must not need it
+
+        return triton.walk_norm(x, weight, bias, eps, *limits)
+    return neuron.walk(layer_norm(x, weight, bias, eps).view(len(x), -1), *limits)
+
+
+def takes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether the kernels take these: float32 on a GPU, and not too many channels.
+
+    Example:
+        >>> takes(torch.zeros(2, 3), None, None)
+        False
+    """
+    floats = all(t is None or t.dtype == torch.float32 for t in (x, weight, bias))
+    return floats and x.shape[-1] <= reference.LARGEST and kernels.on_gpu(x, weight, bias)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        from spikezip.ops.norm import triton
+
+        y, mean, deviation = triton.layer_norm(x, weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, deviation)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight, bias, mean, deviation = ctx.saved_tensors
+        rows = (*x.shape[:-1], 1)
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
+        given = (grad.contiguous(), x.contiguous(), x.shape[-1:], mean.view(rows), deviation.view(rows))
+        return *torch.ops.aten.native_layer_norm_backward(*given, weight, bias, wanted), None

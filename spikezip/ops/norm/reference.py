@@ -1,0 +1,37 @@
+"""LayerNorm over the last dimension, with its sums taken in integers."""
+
+import torch
+from torch import Tensor
+
+LARGEST = 1 << 14  # channels: the squares of more might not fit into 63 bits
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm of a float32 tensor.
+
+    Example:
+        >>> layer_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 2.0]), None, 0.0)
+        tensor([[-1.,  2.]])
+    """
+    mean, deviation = moments(x, eps)
+    y = (x - mean) * deviation
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and inverse deviation of each row, in float32.
+
+    Example:
+        >>> moments(torch.tensor([[1.0, 3.0]]), 0.0)
+        (tensor([[2.]]), tensor([[1.]]))
+    """
+    _, exponent = torch.frexp(x.abs().amax(dim=-1, keepdim=True))
+    shift = (24 - exponent.double()).clamp(-100, 100)
+    q = torch.floor(x * 2.0 ** shift.to(x.dtype) + 0.5).to(torch.int64)
+    count = x.shape[-1]
+    mean = q.sum(dim=-1, keepdim=True).double() / count
+    variance = (q * q).sum(dim=-1, keepdim=True).double() / count - mean * mean
+    unit = 2.0**-shift
+    spread = variance.clamp(min=0.0) * unit * unit + eps
+    return (mean * unit).to(x.dtype), (1 / spread.sqrt()).to(x.dtype)
