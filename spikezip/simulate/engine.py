@@ -140,9 +140,38 @@ class Engine(Execution, ABC):
                 records[name] = [rows_of(chunk.transpose(0, 1), samples, batch).transpose(0, 1) for chunk in chunks]
         self.settings = replace(self.settings, batch=len(samples))
 
+    def snapshot(self) -> "Snapshot":
+        """Where the run stands, to go back to if an advance fails. Steps replace what is kept here, never change it."""
+        kept = {name: len(chunks) for name, chunks in self.spike_counts.items()}
+        trains = {name: len(chunks) for name, chunks in self.trains.items()}
+        counted = {name: spikes.clone() for name, spikes in self.neuron_spikes.items()}
+        return Snapshot(dict(self.tracers), kept, trains, counted, dict(self.stages), dict(self.injected))
+
+    def go_back(self, to: "Snapshot") -> None:
+        """Forget all since a snapshot."""
+        self.tracers, self.stages, self.injected = dict(to.tracers), dict(to.stages), dict(to.injected)
+        self.neuron_spikes = dict(to.neuron_spikes)
+        for records, lengths in ((self.spike_counts, to.counts), (self.trains, to.trains)):
+            for name in list(records):
+                del records[name][lengths.get(name, 0) :]
+                if not records[name]:
+                    del records[name]
+
     def state(self) -> list[dict[Any, Tensor]]:
         """All that is carried from step to step: tensors led by the batch, or by a multiple of it."""
         return [self.tracers, self.neuron_spikes, self.injected]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What an engine carries from step to step, and how long its records were."""
+
+    tracers: dict[str, Tensor]
+    counts: dict[str, int]
+    trains: dict[str, int]
+    neuron_spikes: dict[str, Tensor]
+    stages: dict[str, int]
+    injected: dict[nn.Module, Tensor]
 
 
 def rows_of(x: Tensor, samples: Tensor, batch: int) -> Tensor:

@@ -5,6 +5,7 @@ only the neuron knows about time: a scan over the chunk, which carries the trace
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from spikezip.ops import kernels, neuron, norm
 from spikezip.ops.compiled import numba_is_here
 from spikezip.simulate.engine import Engine
 from spikezip.simulate.fused import attend
-from spikezip.simulate.outputs import map_tensors
+from spikezip.simulate.outputs import map_tensors, stack_outputs
 from spikezip.spiking.norm import Normed
 from spikezip.spiking.unscaled import Product, Unscaled, plain
 
@@ -25,6 +26,8 @@ Sums = Tensor | Product  # among tensors also a `Normed`, a LayerNorm that waits
 
 
 class FoldedEngine(Engine):
+    at_once: int | None = None  # the most steps that have fitted into the memory, once some have not
+
     def takes_unscaled(self, total: Tensor) -> bool:
         return kernels.on_gpu(total) or (total.dtype == torch.int32 and numba_is_here())
 
@@ -41,11 +44,36 @@ class FoldedEngine(Engine):
         return Normed.of(x, owner) if norm.takes(x, owner.weight, owner.bias) else super().norm(owner, x)
 
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
+        """As many steps at once as are asked for, or as the memory of the GPU holds."""
+        outputs, wanted, too_many = [], self.done + steps, 0
+        while self.done < wanted:
+            n = min(wanted - self.done, self.at_once or steps)
+            before, full = self.snapshot(), False
+            try:
+                outputs.append(self._advance(network, inputs, n))
+            except torch.OutOfMemoryError:
+                if n == 1:
+                    raise
+                full = True
+            if full:  # outside of the handler, which holds on to what was computed
+                self.go_back(before)
+                self.at_once, too_many = n // 2, n
+                torch.cuda.empty_cache()
+        if too_many:
+            warnings.warn(
+                f"{too_many} steps at once do not fit into the memory of the GPU: taking {self.at_once}. "
+                "A smaller batch would leave room for more.",
+                stacklevel=2,
+            )
+        return outputs[0] if len(outputs) == 1 else stack_outputs(outputs)
+
+    def _advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
         self.begin(steps)
         folded = {k: self._fold(v) if isinstance(v, Tensor) else v for k, v in inputs.items()}
         output = network(**folded)
+        output = map_tensors(output, self._unfold)
         self.end()
-        return map_tensors(output, self._unfold)
+        return output
 
     def _fold(self, x: Tensor) -> Tensor:
         """`[B, …]` → `[n·B, …]`, time first; tensors that are shared by the batch stay as they are."""
