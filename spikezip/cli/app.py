@@ -17,6 +17,7 @@ from spikezip.cli.inspect import inspect
 from spikezip.cli.measure import measure
 from spikezip.cli.quantize import quantize
 from spikezip.cli.report import report
+from spikezip.cli.results import results
 from spikezip.cli.screen import one_line, say, show_error, show_warning
 from spikezip.cli.simulate import simulate
 from spikezip.cli.train import train
@@ -90,7 +91,7 @@ def spikezip(
     [bold]verify[/] shows that QANN and SNN agree in every bit; [bold]inspect[/] shows what is in a folder.
     [bold]measure[/] counts accuracy, spikes and energy over time; [bold]compare[/] puts such files side by side.
     [bold]tune[/] looks for settings that save spikes or steps; [bold]exits[/] lets samples leave when they are sure.
-    [bold]report[/] shows it all on one page.
+    [bold]report[/] shows it all on one page; [bold]results[/] makes a page of many runs.
     [bold]demo[/] does it all on something small.
     """
     # Reading a small folder needs no progress bar of its own; downloads from the Hub keep theirs.
@@ -100,3 +101,4 @@ def spikezip(
 
 for verb in (quantize, train, convert, verify, simulate, measure, compare, tune, exits, report, inspect, demo):
     app.command()(verb)
+app.add_typer(results)

@@ -19,6 +19,7 @@ VERBS = [
     "simulate",
     "measure",
     "compare",
+    "results",
     "tune",
     "exits",
     "report",

@@ -5,9 +5,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
-from spikezip.data import DATASETS, _opener, names
+from spikezip.data import DATASETS, Data, _opener, names
+from spikezip.data.images import Images
 from spikezip.training.describe import describe, recipes_table, settings_table, with_tables
+from spikezip.training.folder import flat
+from spikezip.training.models import make_model
 from spikezip.training.recipe import Recipe, TrainStage, load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +45,26 @@ ROWS: dict[str, tuple[int, int, float | None, float, float]] = {
     "chnsenti-roberta-large": (64, 128, 86.90, 87.03, 87.16),
     "waimai-roberta-large": (64, 128, 92.91, 91.80, 91.29),
 }
-OWN = {"sst2-minilm", "sst2-granite", "cifar10-vit-scratch", "events-vit-scratch", "fashion-mnist-vit"}
+SMALL_TEXT = {
+    "mr-granite": ("mr", "sst2-granite"),
+    "subj-granite": ("subj", "sst2-granite"),
+    "sst5-granite": ("sst5", "sst2-granite"),
+    "mr-minilm": ("mr", "sst2-minilm"),
+    "subj-minilm": ("subj", "sst2-minilm"),
+    "sst5-minilm": ("sst5", "sst2-minilm"),
+    "chnsenti-m3e": ("chnsenticorp", "sst2-minilm"),
+    "waimai-m3e": ("waimai", "sst2-minilm"),
+}
+LEVELS = {"cifar10-vit-scratch-8levels": 8, "cifar10-vit-scratch-32levels": 32}
+# Parameters, in millions: what their headers and the documentation say.
+SCRATCH = {
+    "cifar10-vit-tiny-scratch": 1.3,
+    "cifar10-vit-scratch": 5.3,
+    "cifar10-vit-small-scratch": 11.9,
+    "cifar10-swin-scratch": 5.9,
+}
+OTHERS = {"sst2-minilm", "sst2-granite", "events-vit-scratch", "fashion-mnist-vit"}
+OWN = SMALL_TEXT.keys() | LEVELS.keys() | SCRATCH.keys() | OTHERS
 
 # Tables A3 to A12: epochs, batch per GPU and in all, base learning rate, weight decay, layer decay, drop path.
 RELU = {
@@ -130,6 +153,57 @@ def test_the_papers_training_settings(name: str) -> None:
     assert recipe.stages.qat is not None
     assert recipe.stages.qat.distill is not None
     assert (recipe.stages.qat.distill.weight, recipe.stages.qat.distill.temperature) == (1.0, 2.0)
+
+
+def differing(name: str, other: str) -> set[str]:
+    """The settings in which two recipes differ."""
+    one, two = (flat(load_recipe(ROOT / "recipes" / f"{stem}.yaml").to_json()) for stem in (name, other))
+    return {key for key in one.keys() | two.keys() if one.get(key) != two.get(key)} - {"name", "note", "expected"}
+
+
+@pytest.mark.parametrize("name", SMALL_TEXT)
+def test_small_sets_are_trained_as_the_large_one(name: str) -> None:
+    """As their headers say: twice the epochs, a longer warm-up, and nothing else."""
+    data, like = SMALL_TEXT[name]
+    recipe, known = (load_recipe(ROOT / "recipes" / f"{stem}.yaml") for stem in (name, like))
+    assert recipe.data.name == data
+    stages = {f"stages.{stage}.{key}" for stage in ("finetune", "relu", "qat") for key in ("epochs", "warmup_epochs")}
+    assert differing(name, like) <= stages | {"data.name", "data.max_length", "stages.verify.steps"}
+    for stage in ("finetune", "relu", "qat"):
+        assert getattr(recipe.stages, stage).epochs == 2 * getattr(known.stages, stage).epochs
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_recipes_of_other_levels_differ_in_nothing_else(name: str) -> None:
+    """Else the float network of one would not be that of the other."""
+    recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    assert recipe.stages.quantize is not None
+    assert recipe.stages.quantize.levels == LEVELS[name]
+    assert differing(name, "cifar10-vit-scratch") == {"stages.quantize.levels"}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_they_can_start_from_the_float_network_of_another_run(name: str) -> None:
+    """With the settings that their headers name."""
+    path = ROOT / "recipes" / f"{name}.yaml"
+    command = path.read_text(encoding="utf-8").split("#\n")[-1].split("\n\n")[0]
+    settings = [word for word in command.split() if "=" in word]
+    recipe = load_recipe(path, settings)
+    assert (recipe.model.path, recipe.model.type, recipe.model.initialization) == ("RUN/relu/model", None, None)
+    assert recipe.stages.relu is None
+    assert recipe.stages.qat is not None
+
+
+@pytest.mark.parametrize("name", SCRATCH)
+def test_networks_from_scratch_have_the_size_that_is_said(name: str) -> None:
+    recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    pixels = torch.zeros(10, 3, 32, 32, dtype=torch.uint8)
+    split = Images(pixels, torch.arange(10))
+    data = Data("cifar10", "images", tuple("0123456789"), split, split, split, note="")
+    model = make_model(recipe.model, data)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == SCRATCH[name]
+    assert model.config.hidden_act == "relu"
+    assert f"{SCRATCH[name]} M" in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 
 
 def test_every_setting_is_described() -> None:
