@@ -36,13 +36,21 @@ def joules_by_step(
     batch = len(run.t_eq)
     columns = []
     # What is counted goes to the CPU at once: number by number, a GPU would be waited for each time.
-    counted_there = {name: getattr(run, name) for name in ("spike_counts", "trains", "neuron_spikes")}
-    run = replace(run, **{name: {k: v.cpu() for k, v in found.items()} for name, found in counted_there.items()})
+    run = replace(
+        run,
+        spike_counts=_on_cpu(run.spike_counts),
+        trains=_on_cpu(run.trains),
+        neuron_spikes=_on_cpu(run.neuron_spikes),
+    )
     for sample in range(batch):
         alone = _sample(run, sample)
         counted = operations(snn, alone, {name: _row(value, sample, batch) for name, value in inputs.items()})
         columns.append(energy(counted, energy_model).snn_per_step)
     return torch.tensor(columns, dtype=torch.float64).cumsum(dim=1).T
+
+
+def _on_cpu(counted: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {site: value.cpu() for site, value in counted.items()}
 
 
 def _sample(run: Run, sample: int) -> Run:
