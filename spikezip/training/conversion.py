@@ -16,6 +16,7 @@ from spikezip.quant.model import QuantizedModel
 from spikezip.quant.quantize import quantize
 from spikezip.simulate.model import SpikingModel
 from spikezip.training.callbacks import write_line
+from spikezip.training.cost import Meter
 from spikezip.training.folder import METRICS
 from spikezip.training.settings import VerifyStage
 from spikezip.training.work import MODEL, Work
@@ -88,14 +89,15 @@ def _verify(work: Work, qann: QuantizedModel, snn: SpikingModel, settings: Verif
             labels.append(batch["labels"])
             yield batch
 
-    certificate = verify(
-        qann,
-        snn,
-        stream(),
-        engine=settings.engine,
-        progress=lambda done: work.tell("verify", done, total),
-        watch=lambda output, run: over_time.add(run, labels.pop(0)),
-    )
+    with Meter(work.state.device) as meter:
+        certificate = verify(
+            qann,
+            snn,
+            stream(),
+            engine=settings.engine,
+            progress=lambda done: work.tell("verify", done, total),
+            watch=lambda output, run: over_time.add(run, labels.pop(0)),
+        )
     for name in ("snn", "qann"):
         certificate.save(work.folder.path / name)
     numbers = over_time.numbers()
@@ -107,6 +109,7 @@ def _verify(work: Work, qann: QuantizedModel, snn: SpikingModel, settings: Verif
         "accuracy_at": {str(t): steps[min(t, len(steps)) - 1]["accuracy"] for t in settings.steps},
         "t_eq": numbers["t_eq"],
         "spikes_per_neuron": numbers["spikes_per_neuron"],
+        **meter.own().to_json(),  # the others wait meanwhile
         "over_time": [{k: s[k] for k in ("step", "accuracy", "agreement")} for s in steps],
     }
     write_line(

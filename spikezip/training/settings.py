@@ -202,7 +202,7 @@ class VerifyStage(Settings):
         steps: report the accuracy at exactly these time-steps as well: a number or a list.
         samples: compare the first so many samples of the test data; null is all.
         batch_size: samples per batch.
-        engine: `folded` or `spike`; both give the same spikes.
+        engine: `folded`, `spike`, `event` (on the CPU) or `auto`; all give the same spikes.
 
     Example:
         >>> VerifyStage.from_json({"steps": 64}).steps
@@ -212,7 +212,7 @@ class VerifyStage(Settings):
     steps: tuple[int, ...] = ()
     samples: int | None = None
     batch_size: int = 32
-    engine: Literal["folded", "spike"] = "folded"
+    engine: Literal["folded", "spike", "event", "auto"] = "folded"
 
     def check(self) -> None:
         self.within("steps", "samples", "batch_size", least=1)

@@ -18,6 +18,7 @@ from spikezip.training.callbacks import (
     StopOnSignal,
     dashboards,
 )
+from spikezip.training.cost import Cost, Meter
 from spikezip.training.depth import dropping_paths
 from spikezip.training.folder import METRICS
 from spikezip.training.graphs import attention_without_waiting
@@ -51,8 +52,9 @@ def train_stage(work: Work, name: str, model: Any, settings: TrainStage, previou
         workers=work.recipe.workers,
         cpu=work.cpu,
     )
-    stop = StopOnSignal()
-    callbacks: list[Any] = [Journal(work.folder.path / METRICS, name), stop, SeedByProcess()]
+    checkpoint = work.folder.checkpoint(name)
+    stop, meter = StopOnSignal(), Meter(work.state.device, checkpoint)
+    callbacks: list[Any] = [Journal(work.folder.path / METRICS, name), stop, SeedByProcess(), meter]
     boards = dashboards(folder / "tensorboard", f"{work.recipe.name}-{name}") if work.state.is_main_process else []
     callbacks += boards
     if work.watcher is not None:
@@ -70,8 +72,8 @@ def train_stage(work: Work, name: str, model: Any, settings: TrainStage, previou
     )
     # Those that look at their masks wait for the GPU in every step, and cannot be recorded.
     waiting = attention_without_waiting(model, teacher)
-    with stop.listening(), dropping_paths(model, settings.drop_path), waiting:
-        trainer.train(resume_from_checkpoint=work.folder.checkpoint(name))
+    with stop.listening(), dropping_paths(model, settings.drop_path), waiting, meter:
+        trainer.train(resume_from_checkpoint=checkpoint)
     for board in boards:  # closed by now: an evaluation after the end would open another
         trainer.remove_callback(board)
     if stop.anybody(work.state.device):
@@ -82,7 +84,7 @@ def train_stage(work: Work, name: str, model: Any, settings: TrainStage, previou
     ago = trainer.guard.diverged(finished=True) if trainer.guard is not None else 0
     if ago:
         trainer.stop_diverged(trainer.model, ago)
-    return _finish(work, name, trainer)
+    return _finish(work, name, trainer, meter.whole())
 
 
 def _teacher(work: Work, name: str, settings: TrainStage, previous: Any) -> Any:
@@ -104,7 +106,7 @@ def _teacher(work: Work, name: str, settings: TrainStage, previous: Any) -> Any:
     return copy.deepcopy(previous)  # `check` saw to it that there is one
 
 
-def _finish(work: Work, name: str, trainer: StageTrainer) -> Any:
+def _finish(work: Work, name: str, trainer: StageTrainer, cost: Cost) -> Any:
     data = work.inputs.data
     history = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
     test = trainer.evaluate(eval_dataset=data.test, metric_key_prefix="test")
@@ -115,7 +117,7 @@ def _finish(work: Work, name: str, trainer: StageTrainer) -> Any:
         "best_validation_accuracy": trainer.state.best_metric,
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
-        "seconds": sum(e["train_runtime"] for e in trainer.state.log_history if "train_runtime" in e),
+        **cost.to_json(),
         "kept": trainer.stage.keep,
         "chosen_on_test": trainer.stage.keep == "best" and data.validation is data.test,
     }

@@ -30,11 +30,21 @@ def first_said(text: str | None) -> str | None:
         >>> first_said("a cause")
         'a cause'
     """
+    return next((one for one in everybodys(text) if one is not None), None)
+
+
+def everybodys(value: Any) -> list[Any]:
+    """What every process has to say, the first one's first. All processes must ask.
+
+    Example:
+        >>> everybodys(3)
+        [3]
+    """
     if not _several():
-        return text
-    said: list[str | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(said, text)
-    return next((one for one in said if one is not None), None)
+        return [value]
+    said: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(said, value)
+    return said
 
 
 def _several() -> bool:
