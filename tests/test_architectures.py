@@ -57,11 +57,12 @@ def test_engines_give_equal_spike_trains(name: str) -> None:
     batch = tiny_models.inputs(model)
     snn = spikezip.convert(spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16)), [batch]))
     everything = list(snn.neurons)
-    # Stopped in the middle, where the two engines are furthest from where they agree anyway.
+    # Stopped in the middle, where the engines are furthest from where they agree anyway.
     runs = [
         spikezip.simulate(snn, batch, 14, "spike", record=everything),
         spikezip.simulate(snn, batch, 14, "folded", record=everything, chunk=4),
         spikezip.simulate(snn, batch, 14, "folded", record=everything, chunk=14),
+        spikezip.simulate(snn, batch, 14, "event", record=everything, chunk=6),
     ]
     assert len(runs[0].trains) == len(everything)
     for run in runs[1:]:

@@ -17,7 +17,7 @@ def networks(name: str, dtype: torch.dtype) -> tuple:
     return qann, spikezip.convert(qann), batch
 
 
-@pytest.mark.parametrize("engine", ["folded", "spike"])
+@pytest.mark.parametrize("engine", ["folded", "spike", "event"])
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_in_float64(name: str, engine: str) -> None:
     qann, snn, batch = networks(name, torch.float64)

@@ -12,7 +12,7 @@ import typer
 
 from spikezip.errors import ConfigError
 from spikezip.quant.config import SiteConfig
-from spikezip.simulate.drive import CODINGS, ENGINES, Steps
+from spikezip.simulate.drive import AUTO, CODINGS, ENGINES, Steps
 
 
 def one_of(name: str, choices: Iterable[str]) -> Callable[[str], str]:
@@ -58,9 +58,10 @@ EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
-        callback=one_of("engine", ENGINES),
-        metavar="|".join(ENGINES),
-        help="'folded' is fast, 'spike' goes step by step; the spikes are the same.",
+        callback=one_of("engine", (*ENGINES, AUTO)),
+        metavar="|".join((*ENGINES, AUTO)),
+        help="'folded' takes many steps at once, 'spike' goes step by step, 'event' works only for what fires (CPU), "
+        "'auto' takes the fastest; the spikes are the same.",
     ),
 ]
 CodingOption = Annotated[

@@ -16,6 +16,7 @@ from spikezip.execution import executing
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron.fast import not_a_number
 from spikezip.simulate.engine import Engine, Settings
+from spikezip.simulate.event import EventEngine
 from spikezip.simulate.folded import FoldedEngine
 from spikezip.simulate.model import SpikingModel
 from spikezip.simulate.outputs import map_tensors, primary
@@ -24,7 +25,8 @@ from spikezip.simulate.spike import SpikeEngine
 from spikezip.simulate.split import StoppedError, at_once, join, parts_of
 from spikezip.spiking.unscaled import plain
 
-ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine}
+ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine, "event": EventEngine}
+AUTO = "auto"
 CODINGS = ("analog", "rate")
 Steps = int | Literal["equilibrium"]
 
@@ -33,6 +35,7 @@ Steps = int | Literal["equilibrium"]
 _ACTIVATIONS_ON_CPU = 640_000
 _ACTIVATIONS_COMPILED = 1_600_000  # on the CPU too, with compiled loops: these need less beside them
 _ACTIVATIONS_ON_GPU = 256_000_000
+_BYTES_PER_ACTIVATION = 24  # taken in all, with all that lives beside the largest layer: a guess on the safe side
 _MOST_STEPS = 16
 
 
@@ -58,7 +61,8 @@ def simulate(
         snn: what `spikezip.convert` made.
         batch: a dict of model inputs, or the main input alone; labels are left out.
         steps: how many, or `"equilibrium"`: until nothing fires.
-        engine: `"folded"` (fast) or `"spike"` (the paper, step by step). The spikes are the same.
+        engine: `"folded"` (all steps of a chunk at once), `"spike"` (the paper, step by step), `"event"` (only what
+            fired costs work; on the CPU), or `"auto"`, which takes what is fastest here. The spikes are the same.
         coding: `"analog"`: the input is there from the first step; `"rate"`: it rises over the first L steps, L being
             the levels of the first site.
         max_spike: the largest spike; 1 gives the paper's ternary spikes.
@@ -81,6 +85,7 @@ def simulate(
         >>> run.settled, run.logits_per_step.shape[0] == run.steps
         (True, True)
     """
+    engine = chosen(snn, engine)
     prepared, whole = start(snn, batch, engine, coding, max_spike, stagger, record=record, count_neurons=count_neurons)
     limit = step_limit(snn, steps, max_steps, whole.settings)
     stop_early = stop_early or steps == "equilibrium"
@@ -132,6 +137,7 @@ def start(
 ) -> tuple[Prepared, Engine]:
     """Check everything a user can get wrong, before any work."""
     check_drive(snn, engine, coding, max_spike, stagger)
+    engine = chosen(snn, engine)
     neurons = snn.neurons
     unknown = [name for name in record if name not in neurons]
     if unknown:
@@ -148,14 +154,31 @@ def check_drive(snn: SpikingModel, engine: str, coding: str, max_spike: int, sta
     """Refuse settings that cannot work, by name."""
     if not isinstance(snn, SpikingModel):
         raise ConfigError(f"simulate takes what spikezip.convert returns, not {type(snn).__name__}")
-    if engine not in ENGINES:
-        raise ConfigError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
+    if engine not in (*ENGINES, AUTO):
+        raise ConfigError(f"engine={engine!r}: choose one of {', '.join((*ENGINES, AUTO))}")
+    if engine == "event" and snn.device.type != "cpu":
+        raise ConfigError(
+            f"engine='event' computes on the CPU, and the network is on {snn.device}: "
+            "move it with snn.cpu(), or choose engine='folded' (engine='auto' does)"
+        )
     if coding not in CODINGS:
         raise ConfigError(f"coding={coding!r}: choose one of {', '.join(CODINGS)}")
     if isinstance(max_spike, bool) or not isinstance(max_spike, int) or max_spike < 1:
         raise ConfigError(f"max_spike={max_spike!r}: a whole number from 1 is needed")
     if isinstance(stagger, bool) or not isinstance(stagger, (int, float)) or not 0 <= stagger < math.inf:
         raise ConfigError(f"stagger={stagger!r}: a number of steps from 0 is needed, such as 0.5")
+
+
+def chosen(snn: SpikingModel, engine: str) -> str:
+    """The engine that `"auto"` stands for, or the one that was named.
+
+    Events are faster at every batch size that was measured, where they are compiled: on the CPU, with numba, for
+    integer weights and float32. Elsewhere steps are folded.
+    """
+    if engine != AUTO or not isinstance(snn, SpikingModel):
+        return engine
+    exact = snn.quant_config.weight_bits is not None and snn.dtype == torch.float32
+    return "event" if snn.device.type == "cpu" and numba_is_here() and exact else "folded"
 
 
 def _exact(stagger: float) -> Fraction:
@@ -198,9 +221,18 @@ def chunks(limit: int, chunk: int | None, engine: Engine) -> Iterator[int]:
         else:
             largest = max(engine.tracers.values(), key=Tensor.numel)
             budget = _ACTIVATIONS_COMPILED if numba_is_here() else _ACTIVATIONS_ON_CPU
-            budget = budget if largest.device.type == "cpu" else _ACTIVATIONS_ON_GPU
+            budget = budget if largest.device.type == "cpu" else _fits_on(largest.device)
             size = min(max(budget // largest.numel(), 2), _MOST_STEPS)
         yield min(size, limit - engine.done)
+
+
+def _fits_on(device: torch.device) -> int:
+    """How many values of the largest layer a chunk may hold on a GPU, by what is free there now."""
+    if device.type != "cuda":
+        return _ACTIVATIONS_ON_GPU
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(_ACTIVATIONS_ON_GPU, int((free + unused) / _BYTES_PER_ACTIVATION))
 
 
 def check_finite(logits: Tensor) -> Tensor:

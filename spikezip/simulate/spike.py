@@ -35,21 +35,25 @@ class SpikeEngine(Engine):
         return stack_outputs(outputs)
 
     def codes(self, site: SiteLike, u: Tensor) -> Tensor:
-        if site.entry:
-            u = u * self.ramp(u.device, u.dtype)[0]
+        u = self.entering(site, u)
         tracer = self.tracer(site, u)
-        if self.held(site):
-            spike = torch.zeros_like(tracer)
-        else:
-            threshold = site.step_size.to(torch.float64)
-            membrane = neuron.membrane(u, tracer, site.step_size)
-            spike = neuron.fire(membrane, tracer, threshold, site.lo, site.hi, self.settings.max_spike).to(u.dtype)
+        spike = torch.zeros_like(tracer) if self.held(site) else self.spike(site, u, tracer)
         self.tracers[site.name] = tracer + spike
         # Counts are integers far below 2^24, so the float sum is exact. A graded spike of m counts as m.
         self.spike_counts[site.name].append(spike.abs().reshape(1, self.settings.batch, -1).sum(dim=2))
         if self.wants_spikes(site):
             self.keep(site, spike.unsqueeze(0))
         return self.tracers[site.name]
+
+    def entering(self, site: SiteLike, u: Tensor) -> Tensor:
+        """What has arrived of the input of a site by this step."""
+        return u * self.ramp(u.device, u.dtype)[0] if site.entry else u
+
+    def spike(self, site: SiteLike, u: Tensor, tracer: Tensor) -> Tensor:
+        """The spikes of neurons that may fire, from their running input and their tracer before."""
+        membrane = neuron.membrane(u, tracer, site.step_size)
+        threshold = site.step_size.to(torch.float64)
+        return neuron.fire(membrane, tracer, threshold, site.lo, site.hi, self.settings.max_spike).to(u.dtype)
 
     def state(self) -> list[dict[Any, Tensor]]:
         return [*super().state(), self.sums, self.seen]

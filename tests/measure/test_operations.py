@@ -115,7 +115,7 @@ def check(counted: Operations, slow: CountingEngine, padded: bool) -> None:
 def test_every_product_costs_what_really_flows_in(name: str) -> None:
     snn, batch = make(name)
     slow = count(snn, batch)
-    for engine in ("folded", "spike"):
+    for engine in ("folded", "spike", "event"):
         run = spikezip.simulate(
             snn, batch, "equilibrium", engine, record=sites_to_record(snn, batch), count_neurons=True
         )
@@ -131,7 +131,7 @@ def test_every_product_costs_what_really_flows_in(name: str) -> None:
 def test_graded_staggered_and_rate_coded(name: str, settings: dict[str, Any]) -> None:
     snn, batch = make(name)
     slow = count(snn, batch, **settings)
-    for engine in ("folded", "spike"):
+    for engine in ("folded", "spike", "event"):
         run = spikezip.simulate(
             snn, batch, "equilibrium", engine, record=sites_to_record(snn), count_neurons=True, **settings
         )
@@ -179,10 +179,10 @@ def test_engines_agree_on_every_architecture(name: str) -> None:
     snn = spikezip.convert(spikezip.calibrate(qann, batch))
     record = sites_to_record(snn)
     counted = []
-    for engine, given in (("folded", batch), ("spike", None)):
+    for engine, given in (("folded", batch), ("spike", None), ("event", batch)):
         run = spikezip.simulate(snn, batch, 6, engine, record=record)
         counted.append(operations(snn, run, given))
-    assert counted[0] == counted[1]
+    assert counted[0] == counted[1] == counted[2]
     assert all(row.kind != "other" for row in counted[0].functions)
     assert counted[0].untimed == 0
     assert Operations.from_json(counted[0].to_json()) == counted[0]

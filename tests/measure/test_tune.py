@@ -91,11 +91,11 @@ def test_the_frontier_holds_what_nothing_beats(seed: int) -> None:
         tuning.best(3, 1.0)
 
 
-def test_padded_text_and_both_engines() -> None:
+def test_padded_text_and_all_engines() -> None:
     snn, batches = network("BertForSequenceClassification")
     drive: dict[str, Any] = {"coding": "rate", "agreement": None}
-    found = [tune(snn, batches[:2], [0, 0.5], [2], engine=engine, **drive) for engine in ("folded", "spike")]
-    assert found[0].trials == found[1].trials
+    found = [tune(snn, batches[:2], [0, 0.5], [2], engine=engine, **drive) for engine in ("folded", "spike", "event")]
+    assert found[0].trials == found[1].trials == found[2].trials
     alone = tune(snn, batches[:2], [0.5], [2], cost="spikes", **drive)
     assert alone.trials[0].energy_j is None
     assert alone.trials[0].spikes == found[0].trials[1].spikes

@@ -83,7 +83,7 @@ def test_text_models_convert_exactly(name: str, bits: int) -> None:
     snn = spikezip.convert(qann)
     assert sum(isinstance(m, SpikingEmbedding) for m in snn.modules()) == len(tables)
     assert not any(isinstance(m, nn.Embedding) for m in snn.modules())
-    for engine in ("folded", "spike"):
+    for engine in ("folded", "spike", "event"):
         certificate = spikezip.verify(qann, snn, [batch], engine=engine)
         assert certificate.exact, str(certificate)
 

@@ -36,7 +36,7 @@ def on_threads(count: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return told
 
 
-@pytest.mark.parametrize("engine", ["folded", "spike"])
+@pytest.mark.parametrize("engine", ["folded", "spike", "event"])
 @pytest.mark.parametrize(
     "settings",
     [

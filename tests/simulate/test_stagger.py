@@ -83,7 +83,7 @@ def test_engines_give_the_spikes_of_the_equation(name: str, setting: tuple[float
     with torch.no_grad(), executing(book):
         for book.step in range(1, steps + 1):
             snn.network(**batch)
-    for engine in ("spike", "folded"):
+    for engine in ("spike", "folded", "event"):
         run = spikezip.simulate(snn, batch, steps, engine, chunk=chunk, **drive, **more)
         assert (run.coding, run.max_spike, run.stagger) == (coding, max_spike, stagger)
         assert list(run.trains) == list(run.tracers) == list(book.trains)
@@ -100,7 +100,7 @@ def test_engines_give_the_spikes_of_the_equation(name: str, setting: tuple[float
 def test_the_end_is_exact(name: str, setting: tuple[float, int, str, int]) -> None:
     stagger, max_spike, coding, chunk = setting
     qann, snn, batch = networks(name)
-    for engine in ("folded", "spike"):
+    for engine in ("folded", "spike", "event"):
         certificate = spikezip.verify(
             qann, snn, batch, engine=engine, coding=coding, max_spike=max_spike, stagger=stagger, chunk=chunk
         )
@@ -132,7 +132,7 @@ def test_a_stage_held_back_is_not_taken_for_equilibrium() -> None:
     qann, snn, batch = networks("ViTForImageClassification", levels=4)
     dark = {"pixel_values": torch.zeros_like(batch["pixel_values"])}
     for inputs in (batch, dark):
-        for engine in ("folded", "spike"):
+        for engine in ("folded", "spike", "event"):
             run = spikezip.simulate(snn, inputs, "equilibrium", engine, stagger=9)
             activity = sum(run.spike_counts.values())
             silent = (activity == 0).all(dim=1)

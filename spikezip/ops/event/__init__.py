@@ -1,0 +1,17 @@
+"""One step of a network where only what fired costs work (derivation in README.md)."""
+
+from spikezip.ops.event import reference
+from spikezip.ops.event.fast import add_linear, add_matmul, share_of_linear, share_of_matmul
+from spikezip.ops.event.layer import Events, Fired, Layer, Source
+
+__all__ = [
+    "Events",
+    "Fired",
+    "Layer",
+    "Source",
+    "add_linear",
+    "add_matmul",
+    "reference",
+    "share_of_linear",
+    "share_of_matmul",
+]

@@ -1,0 +1,187 @@
+"""What the event engine has on its tape besides operators: layers of neurons, and products of their codes."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from spikezip.execution import SiteLike
+from spikezip.ops import event, grid
+from spikezip.ops.event import Events, Layer
+from spikezip.simulate.spike import SpikeEngine
+from spikezip.simulate.tape import Node
+
+if TYPE_CHECKING:
+    from spikezip.simulate.event import EventEngine
+
+_NOBODY = Events.none()
+
+
+class Population(Node):
+    """The neurons of a site. They must be looked at if their input has changed, or some are behind their codes.
+
+    With a layer they are compiled, and list who fired; without one they are as the spike engine has them.
+    """
+
+    lasting = True
+
+    values: Tensor | None = None
+
+    def __init__(
+        self, engine: "EventEngine", site: SiteLike, scale: Tensor, layer: Layer | None, wants_values: bool
+    ) -> None:
+        self.engine, self.site, self.scale, self.layer, self.wants_values = engine, site, scale, layer, wants_values
+        self.codes = engine.tracers[site.name]
+        self.hold = engine.settings.hold(engine.stages[site.name])
+        self.awake = True
+        self.events: dict[int, Events | None] = {}  # step of this advance → who fired; None if these are too many
+        self.advance = -1
+
+    def restless(self) -> bool:
+        return self.awake
+
+    def run(self, cells: list[Any]) -> None:
+        self.fire(cells[self.reads[0]])
+        cells[self.writes[0]] = self.codes
+        if self.wants_values:
+            cells[self.writes[1]] = self.values
+
+    def fire(self, x: Tensor) -> None:
+        """One step from what arrives, unless they are held back."""
+        engine, site, before = self.engine, self.site, self.codes
+        if engine.step > self.hold:
+            counts = engine.counts[site.name][engine.now]  # room for the spikes of each sample
+            if site.entry:
+                x = engine.entering(site, x)
+            if self.layer is None:
+                self._fire_plainly(x, counts)
+            else:
+                self._fire_compiled(x, self.layer, counts)
+            if site.entry and engine.step < engine.settings.ramp:
+                self.awake = True
+            if self.codes is not before:
+                engine.fired(site, before, self.codes)
+        if self.wants_values and self.values is None:
+            self.values = self.codes * self.scale
+
+    def _fire_plainly(self, x: Tensor, counts: Any) -> None:
+        spike = self.engine.spike(self.site, x, self.codes)
+        counts += spike.abs().reshape(len(counts), -1).sum(dim=1).to(torch.int64).numpy()
+        self.awake = bool(counts.any())
+        if self.awake:
+            self.codes, self.values = self.codes + spike, None
+
+    def _fire_compiled(self, x: Tensor, layer: Layer, counts: Any) -> None:
+        engine = self.engine
+        if self.advance != engine.done:
+            self.events, self.advance = {}, engine.done
+        result = layer.fire(x.contiguous(), self.codes, counts, self.wants_values)
+        self.awake = result.behind
+        if result.spikes:
+            self.codes, self.values, self.events[engine.step] = result.codes, result.values, result.events
+
+    def news(self) -> Events | None:
+        """Who has fired in the step that the engine is in; None if these are too many to be listed."""
+        return self.events.get(self.engine.step, _NOBODY)
+
+
+class Product(Node):
+    """A product of codes. Where few of them changed, it adds what their events bring to the sums it has kept."""
+
+    def __init__(self, engine: "EventEngine", dtype: torch.dtype, largest: int, *codes: Tensor) -> None:
+        self.engine, self.dtype, self.largest = engine, dtype, largest
+        self.codes = codes  # of the step before, as long as sums are kept
+        self.sums: Tensor | None = None
+        self.sources: list[tuple[Population, int]] = []  # whose events it may use, and how many at most
+
+    @property
+    def share(self) -> float:
+        """The share of inputs up to which events are cheaper than all codes."""
+        raise NotImplementedError
+
+    def dense(self, *codes: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def add(self, sums: Tensor, events: list[Events], *codes: Tensor) -> None:
+        raise NotImplementedError
+
+    def listen(self, speaking: dict[int, Population]) -> None:
+        """Find out whose codes it has been given, among neurons by the address of their codes."""
+        sources = []
+        for x in self.codes:
+            source = speaking.get(x.data_ptr())
+            if source is None or source.layer is None or source.codes.numel() != x.numel():
+                return
+            if not x.is_contiguous() and (x is self.codes[0] or not x.mT.is_contiguous()):
+                return
+            source.layer.list_events(self.share)
+            sources.append((source, int(self.share * x.numel())))
+        self.sources = sources
+
+    def forget(self) -> None:
+        self.codes = ()
+
+    def run(self, cells: list[Any]) -> None:
+        codes = tuple(cells[cell] for cell in self.reads)
+        cells[self.writes[0]] = self._sums(codes) if self.sources else self.dense(*codes)
+
+    def _sums(self, codes: tuple[Tensor, ...]) -> Tensor:
+        events = []
+        for source, most in self.sources:
+            news = source.news()
+            if news is None or len(news.at) > most:
+                self.sums, self.codes = None, ()  # sums that nobody goes on with would only leave the cache
+                return self.dense(*codes)
+            events.append(news)
+        if self.sums is None:
+            self.sums = self.dense(*codes)
+        elif any(len(news.at) for news in events):
+            self.add(self.sums, events, *codes)
+        self.codes = codes
+        return self.sums
+
+
+class Linear(Product):
+    """A product with integer weights `[out, in]`."""
+
+    def __init__(self, engine: "EventEngine", weight: Tensor, dtype: torch.dtype, largest: int, codes: Tensor) -> None:
+        super().__init__(engine, dtype, largest, codes)
+        self.weight = weight
+
+    @property
+    def share(self) -> float:
+        return event.share_of_linear()
+
+    def dense(self, *codes: Tensor) -> Tensor:
+        return grid.linear(codes[0], self.weight, self.dtype, self.largest)
+
+    def add(self, sums: Tensor, events: list[Events], *codes: Tensor) -> None:
+        event.add_linear(sums, events[0], self.weight, self.engine.settings.max_spike)
+
+
+class Matmul(Product):
+    """A product of two code tensors, as attention has them."""
+
+    @property
+    def share(self) -> float:
+        return event.share_of_matmul()
+
+    def dense(self, *codes: Tensor) -> Tensor:
+        return grid.matmul(codes[0], codes[1], self.dtype, self.largest)
+
+    def add(self, sums: Tensor, events: list[Events], *codes: Tensor) -> None:
+        event.add_matmul(sums, events[0], events[1], self.codes[0], codes[1])
+
+
+class FloatLinear(Node):
+    """A product with float weights: the spike engine's own, since the order of float sums is part of the result."""
+
+    def __init__(self, engine: "EventEngine", owner: nn.Module, tag: str, *rest: Any) -> None:
+        self.engine, self.owner, self.tag, self.rest = engine, owner, tag, rest
+
+    def sums(self, codes: Tensor) -> Tensor:
+        dtype = self.rest[1]
+        return SpikeEngine.linear(self.engine, self.owner, self.tag, codes.to(dtype), *self.rest)
+
+    def run(self, cells: list[Any]) -> None:
+        cells[self.writes[0]] = self.sums(cells[self.reads[0]])
