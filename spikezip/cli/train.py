@@ -114,6 +114,12 @@ def _show(result: Any, recipe: Any) -> None:
             f"{100 * snn['accuracy']:.2f} % of {snn['samples']:,}, T_eq median {snn['t_eq']['median']}",
         )
         table.add_row("certificate", f"{'exact' if snn['exact'] else 'NOT exact'}, {snn['samples']:,} samples")
+    taken = [result.metrics[stage] for stage in ("finetune", "relu", "qat") if stage in result.metrics]
+    if taken and all("joules" in stage for stage in taken):
+        hours = sum(stage["device_seconds"] for stage in taken) / 3600
+        table.add_row(
+            "training took", f"{hours:.2f} GPU hours, {sum(stage['joules'] for stage in taken) / 3.6e6:.3f} kWh"
+        )
     for expected in recipe.expected:
         table.add_row(f"expected: {expected.what}", f"{expected.accuracy:.2f} % ({expected.source})")
     out().print(table, highlight=False)

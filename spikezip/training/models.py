@@ -117,7 +117,8 @@ def _config(settings: ModelSettings, labels: dict[str, Any]) -> Any:
     unknown = [key for key in settings.config if not hasattr(known, key)]
     if unknown:
         raise ConfigError(f"model.config.{unknown[0]}: {type(known).__name__} has no such setting")
-    described = {**known.to_dict(), **settings.config, **labels}
+    # What a config derives from its settings (Swin's stages from its depths) follows them, if nobody says otherwise.
+    described = {**(known.to_dict() if settings.path is not None else {}), **settings.config, **labels}
     kind = RELATED.get(known.model_type, known.model_type)
     described.pop("model_type", None)
     return AutoConfig.for_model(kind, **described)

@@ -204,6 +204,10 @@ def minilm(folder: Path) -> None:
     bert(folder, letters="abcdefghijklmnopqrstuvwxyz,.", masked=False)
 
 
+def m3e(folder: Path) -> None:
+    bert(folder, masked=False)
+
+
 # By what the recipe names; its own recipes name none, and say in their names what they want.
 NETWORKS: dict[str, Callable[[Path], None]] = {
     "WinKawaks/vit-small-patch16-224": vit,
@@ -214,8 +218,9 @@ NETWORKS: dict[str, Callable[[Path], None]] = {
     "FacebookAI/roberta-large": roberta,
     "hfl/chinese-roberta-wwm-ext": bert,
     "hfl/chinese-roberta-wwm-ext-large": bert,
-    "sst2-granite": granite,
-    "sst2-minilm": minilm,
+    **{f"{data}-granite": granite for data in ("sst2", "mr", "subj", "sst5")},
+    **{f"{data}-minilm": minilm for data in ("sst2", "mr", "subj", "sst5")},
+    **{f"{data}-m3e": m3e for data in ("chnsenti", "waimai")},
 }
 
 
@@ -241,7 +246,9 @@ def sizes(recipe: Any) -> dict[str, Any]:
         found["data.max_length"] = 16
     if "bins" in recipe.data.options:
         found["data.options.size"] = SIZE
-    if recipe.model.type is not None:
+    if recipe.model.type == "swin":
+        found |= {"model.config.embed_dim": 16, "model.config.depths": [2, 1, 1], "model.config.num_heads": [2, 4, 4]}
+    elif recipe.model.type is not None:
         small = {"image_size": SIZE, "patch_size": 8, **TINY}
         found |= {f"model.config.{key}": value for key, value in small.items()}
     batch = 30 if recipe.data.name == "cifar10-dvs" else 8  # at least two steps, the first of them with a rate of 0
