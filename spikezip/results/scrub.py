@@ -16,7 +16,7 @@ def scrub(value: Any, here: Path | None = None) -> Any:
         here: the folder that is worked in; a path inside stays, as seen from there.
 
     Example:
-        >>> scrub({"data": "sst2:/data/me/sst2", "command": "measure /tmp/snn --qann /repo/zoo/a"}, Path("/repo"))
+        >>> scrub({"data": "sst2:/data/me/sst2", "command": "measure /data/snn --qann /repo/zoo/a"}, Path("/repo"))
         {'data': 'sst2:sst2', 'command': 'measure snn --qann zoo/a'}
         >>> scrub(["https://arxiv.org/abs/2406.03470", "67,349/872 sentences", r"C:\\runs\\a", 3])
         ['https://arxiv.org/abs/2406.03470', '67,349/872 sentences', 'a', 3]
