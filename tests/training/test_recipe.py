@@ -96,7 +96,7 @@ def test_every_setting_arrives(tmp_path: Path) -> None:
         ("convert: true", "convert: yes", 19, "stages.convert: expected true, false or a group of settings"),
         ("  relu:", "  finetune: true\n  relu:", 6, "stages.finetune: missing key 'epochs'"),
         ("steps: [32, 64]", "steps: [32, 6.4]", 21, "stages.verify.steps.1: expected a whole number, not 6.4"),
-        ("steps: [32, 64]", "engine: fold", 21, "stages.verify.engine: expected one of folded, spike, not the text"),
+        ("steps: [32, 64]", "engine: fold", 21, "stages.verify.engine: expected one of folded, spike, event, auto"),
         ("weight_bits: none", "weight_bits: 4", 16, "stages.quantize.weight_bits: expected one of 8, 16, null, not 4"),
         ("epochs: 3", "epochs: 0", 7, "stages.relu.epochs: must be above 0, not 0"),
         ("epochs: 3", "epochs: .inf", 7, "stages.relu.epochs: expected a finite number, not inf"),
