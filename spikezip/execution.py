@@ -6,7 +6,7 @@ input layer see. `Execution` answers for the quantized network, at once. The eng
 spiking network, over time. `executing` says who answers inside a `with` block.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -42,6 +42,10 @@ class Execution:
         """What a site passes on, `s·S`, and its codes."""
         codes = self.codes(site, u)
         return codes * site.step_size, codes
+
+    def codes_of(self, inputs: Sequence[tuple[SiteLike, Tensor]]) -> list[Tensor] | None:
+        """The codes of several sites that do not depend on one another, where they are computed together."""
+        return None
 
     def takes_unscaled(self, total: Tensor) -> bool:
         """Whether sites may be given such a product before it has got its scale and bias."""

@@ -36,6 +36,7 @@ from spikezip.measure.exit_runs import check_qann
 from spikezip.measure.exits import check_head
 from spikezip.measure.journal import fingerprint
 from spikezip.measure.summary import versions
+from spikezip.simulate.drive import chosen
 
 
 def exits(
@@ -123,6 +124,7 @@ def exits(
     to_calibrate, to_report, used = _divide(data, test, samples, calibrate=not rules)
 
     network = load(snn, "snn").to(where)
+    engine = chosen(network, engine)
     head = check_head(network)
     if to_report.labels is not None:
         labels = samples_of.label_tensor(to_report.labels, network.config)

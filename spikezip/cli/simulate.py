@@ -24,6 +24,7 @@ from spikezip.cli.options import device as read_device
 from spikezip.cli.options import steps as read_steps
 from spikezip.cli.screen import out, progress, say
 from spikezip.measure.over_time import OverTime, shown_steps
+from spikezip.simulate.drive import chosen
 
 
 def simulate(
@@ -54,6 +55,7 @@ def simulate(
     wanted, where = read_steps(steps), read_device(device)
     found = samples_of.read(data)
     network = load(snn, "snn").to(where)
+    engine = chosen(network, engine)
     total = min(len(found), samples or len(found))
     # Hidden states are no answer, and a question's answer is a place in the text, not a class.
     headless = network.base_model is network or type(network).__name__.endswith("ForQuestionAnswering")

@@ -165,7 +165,7 @@ def _environment(snn: SpikingModel) -> dict[str, Any]:
 
 
 def _neurons(device: torch.device) -> str:
-    """What runs the neurons of the folded engine there."""
+    """What runs the neurons of the folded and the event engine there."""
     if device.type == "cuda":
         return ", triton neuron" if triton_is_here() else ""
     return ", numba neuron" if numba_is_here() else ""

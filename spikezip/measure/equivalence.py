@@ -12,6 +12,7 @@ from spikezip.measure.comparison import Comparison, compare_batch, reference
 from spikezip.measure.comparison import Recording as Recording
 from spikezip.quant.model import QuantizedModel
 from spikezip.simulate import Run, SpikingModel, simulate
+from spikezip.simulate.drive import chosen
 
 
 @torch.no_grad()
@@ -44,6 +45,7 @@ def verify(
     """
     if not isinstance(qann, QuantizedModel):
         raise ConfigError(f"verify takes the quantized network first, not {type(qann).__name__}")
+    engine = chosen(snn, engine)
     compared = Comparison()
     was_training = qann.training
     qann.eval()

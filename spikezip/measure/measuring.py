@@ -22,7 +22,7 @@ from spikezip.measure.summary import costs, device_name, model_facts, numbers, v
 from spikezip.measure.tally import Tally
 from spikezip.quant.model import QuantizedModel
 from spikezip.simulate import SpikingModel
-from spikezip.simulate.drive import Steps
+from spikezip.simulate.drive import Steps, chosen
 
 
 @torch.no_grad()
@@ -91,6 +91,7 @@ def measure(
     if device is not None:
         for network in filter(None, networks.values()):
             network.to(device)
+    engine = chosen(snn, engine)  # by the device it is on now
     stream: Any = [batches] if isinstance(batches, (Mapping, Tensor)) else batches
     head = Head.of(snn)
     if isinstance(stream, Sequence):  # everything is at hand: look at all labels before any work

@@ -16,7 +16,7 @@ from spikezip.measure.one_batch import labels_of
 from spikezip.measure.operations import Operations, operations, sites_to_record
 from spikezip.measure.plain import Plain
 from spikezip.simulate import Run, SpikingModel, simulate
-from spikezip.simulate.drive import check_drive
+from spikezip.simulate.drive import check_drive, chosen
 
 COSTS = ("energy", "spikes")
 STAGGERS = (0, 0.25, 0.5, 1)
@@ -136,6 +136,7 @@ def tune(
             raise ConfigError(f"{name}={grid!r}: a list of values to try is needed")
     for stagger, max_spike in product(staggers, max_spikes):
         check_drive(snn, engine, coding, max_spike, stagger)
+    engine = chosen(snn, engine)
     head = Head.of(snn)
     _check_agreement(agreement, head, snn)
     data = [batches] if isinstance(batches, (dict, Tensor)) else list(batches)  # every trial goes through all of it

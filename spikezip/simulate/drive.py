@@ -261,9 +261,12 @@ def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, name: str
         silent = whole.new_zeros(max(missing, 0), *whole.shape[1:])
         return torch.cat([whole, silent]) if missing > 0 else whole
 
-    for counts in engine.spike_counts.values():
-        if not all(bool(torch.isfinite(chunk).all()) for chunk in counts):  # a GPU's neurons say so by their counts
-            raise not_a_number()
+    # All sites at once: on a GPU hundreds of small tensors would take longer than a chunk of steps.
+    advances = zip(*engine.spike_counts.values(), strict=True)
+    counts = over_time([torch.stack(chunk, dim=1) for chunk in advances])
+    if not bool(torch.isfinite(counts).all()):  # a GPU's neurons say by their counts that they met a NaN
+        raise not_a_number()
+    by_site = counts.to(torch.int64).transpose(0, 1).contiguous().unbind()
     batch = engine.settings.batch
     return Run(
         logits=logits[-1],
@@ -272,7 +275,7 @@ def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, name: str
         computed_steps=min(computed, steps),
         t_eq=t_eq,
         engine=name,
-        spike_counts={site: over_time(c).to(torch.int64) for site, c in engine.spike_counts.items()},
+        spike_counts=dict(zip(engine.spike_counts, by_site, strict=True)),
         neurons={site: tracer.numel() // batch for site, tracer in engine.tracers.items()},
         trains={site: over_time(c) for site, c in engine.trains.items()},
         tracers={site: tracer.to(logits.dtype) for site, tracer in engine.tracers.items()},

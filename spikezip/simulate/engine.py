@@ -112,7 +112,8 @@ class Engine(Execution, ABC):
 
     def activity(self) -> Tensor:
         """Spikes of all sites together, `[steps done, B]`."""
-        return torch.stack([torch.cat(counts) for counts in self.spike_counts.values()]).sum(dim=0)
+        advances = zip(*self.spike_counts.values(), strict=True)
+        return torch.cat([torch.stack(counts).sum(dim=0) for counts in advances])
 
     def last_spike(self) -> Tensor:
         """For each sample the step (from 1) of its last spike so far; 0 if it has not fired."""

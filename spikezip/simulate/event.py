@@ -173,7 +173,7 @@ class EventEngine(SpikeEngine):
 
     def _multiply(self, product: Product, *codes: Tensor) -> Tensor:
         with _unrecorded():
-            sums = product.dense(*codes)
+            sums = product.sums = product.dense(*codes)
             self._record(product, codes, [sums])
         return sums.to(product.dtype)
 

@@ -6,8 +6,8 @@ only the neuron knows about time: a scan over the chunk, which carries the trace
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,16 @@ class FoldedEngine(Engine):
         return Unscaled.of(codes, site.step_size, None, site), codes
 
     def codes(self, site: SiteLike, u: Tensor) -> Tensor:
-        """The tracers of all steps. Neurons stand in the order in which their sums lie in memory: none is copied."""
+        """The tracers of all steps."""
+        return self.codes_of(((site, u),))[0]
+
+    def codes_of(self, inputs: Sequence[tuple[SiteLike, Tensor]]) -> list[Tensor]:
+        waiting = [self._prepare(site, u) for site, u in inputs]
+        walked = self._walk_products(waiting) if _alike(waiting) else [self._walk(each) for each in waiting]
+        return [self._finish(each, *result) for each, result in zip(waiting, walked, strict=True)]
+
+    def _prepare(self, site: SiteLike, u: Tensor) -> "_Waiting":
+        """Neurons stand in the order in which their sums lie in memory: none is copied."""
         steps = self.steps
         sums, after = self._sums(site, u)
         order = list(range(u.ndim))
@@ -103,13 +112,15 @@ class FoldedEngine(Engine):
             order = _order(u.moved if isinstance(u, Unscaled) and after is not None else plain(u)) or order
         shape = (u.shape[0] // steps, *u.shape[1:])
         before = self.tracer(site, torch.empty((), dtype=u.dtype, device=u.device).expand(shape))
-        rows = sums
         if not isinstance(sums, (Product, Normed)):
-            rows = self._rows(site, sums.permute(order).contiguous())
-        tracers, counts = self._walk(site, rows, before.permute(order).reshape(-1), after)
+            sums = self._rows(site, sums.permute(order).contiguous())
+        return _Waiting(site, sums, after, [u.shape[i] for i in order], order, before, self.held(site))
+
+    def _finish(self, waiting: "_Waiting", tracers: Tensor, counts: Tensor) -> Tensor:
+        site, before = waiting.site, waiting.before
         self.spike_counts[site.name].append(counts)
-        codes = tracers.view([u.shape[i] for i in order]).permute(_back(order))
-        over_time = codes.unflatten(0, (steps, -1))
+        codes = tracers.view(waiting.shape).permute(_back(waiting.order))
+        over_time = codes.unflatten(0, (self.steps, -1))
         if self.wants_spikes(site):
             all_codes = torch.cat([before[None], over_time])
             if min(self.settings.max_spike, site.hi - site.lo) > 127:
@@ -139,26 +150,41 @@ class FoldedEngine(Engine):
             return u.scaled(), None
         return (u.product if u.product is not None and u.waits else u.total()), (u.scale, u.bias)
 
-    def _walk(self, site: SiteLike, u: Sums, tracer: Tensor, after: After) -> tuple[Tensor, Tensor]:
+    def _walk(self, waiting: "_Waiting") -> tuple[Tensor, Tensor]:
         """Tracers `[n, neurons]` and spikes `[n, B]` of a chunk; in its first steps the site may be held back."""
-        batch, held = self.settings.batch, self.held(site)
+        site, u, held, tracer = waiting.site, waiting.sums, waiting.held, waiting.tracer()
+        batch = self.settings.batch
         if held == self.steps:
             return tracer.repeat(held, 1), torch.zeros(held, batch, device=tracer.device)
         limits = (tracer, site.step_size, site.lo, site.hi, self.settings.max_spike, batch)
         if isinstance(u, Product):
-            assert after is not None  # products come with their factor and bias
-            factor, bias = after
-            rows = u.codes.reshape(self.steps, -1, u.codes.shape[-1])
-            tracers, counts = neuron.walk_product(rows[held:], u.weight, factor, bias, *limits)
+            [(tracers, counts)] = self._walk_products([waiting])
         elif isinstance(u, Normed):
             layer, x = u.layer, u.x.reshape(self.steps, -1, u.x.shape[-1])
             tracers, counts = norm.walk_norm(x[held:], layer.weight, layer.bias, layer.eps, *limits)
         else:
-            tracers, counts = neuron.walk(u[held:], *limits, after)
+            tracers, counts = neuron.walk(u[held:], *limits, waiting.after)
         if held:
             tracers = torch.cat([tracer.expand(held, -1), tracers])
             counts = torch.cat([counts.new_zeros(held, batch), counts])
         return tracers, counts
+
+    def _walk_products(self, waiting: list["_Waiting"]) -> list[tuple[Tensor, Tensor]]:
+        """Products of the same codes, for as many steps, with neurons of the same range: together."""
+        one, products = waiting[0], [each.sums for each in waiting if isinstance(each.sums, Product)]
+        afters = [each.after for each in waiting if each.after is not None]  # products come with factor and bias
+        codes = products[0].codes.reshape(self.steps, -1, products[0].codes.shape[-1])[one.held :]
+        biases = [bias for _, bias in afters if bias is not None]
+        tracers, counts = neuron.walk_products(
+            codes,
+            _stacked([product.weight for product in products]),
+            _stacked([factor for factor, _ in afters]),
+            _stacked(biases) if biases else None,
+            _stacked([each.tracer() for each in waiting]),
+            _stacked([each.site.step_size for each in waiting]),
+            *(one.site.lo, one.site.hi, self.settings.max_spike, self.settings.batch),
+        )
+        return list(zip(tracers, counts, strict=True))
 
     def inject(self, owner: nn.Module, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
         """The input does not change: its layer is evaluated once, and repeated for every step."""
@@ -166,6 +192,39 @@ class FoldedEngine(Engine):
             self.injected[owner] = layer(x[: x.shape[0] // self.steps])
         once = self.injected[owner]
         return once.repeat(self.steps, *[1] * (once.ndim - 1))
+
+
+class _Waiting(NamedTuple):
+    """A site whose neurons are about to walk: their sums, how these are scaled, and how they lie in memory."""
+
+    site: SiteLike
+    sums: Sums
+    after: After
+    shape: list[int]
+    order: list[int]
+    before: Tensor
+    held: int
+
+    def tracer(self) -> Tensor:
+        return self.before.permute(self.order).reshape(-1)
+
+
+def _alike(waiting: list[_Waiting]) -> bool:
+    """Whether these are products that may go together: of the same codes, of one size, with neurons of one kind."""
+
+    def kind(each: _Waiting) -> tuple[Any, ...] | None:
+        if not isinstance(each.sums, Product) or each.after is None or each.held:
+            return None
+        site = each.site
+        scale, bias = site.step_size, each.after[1]
+        return id(each.sums.codes), each.sums.weight.shape, site.lo, site.hi, scale.shape, scale.dtype, bias is None
+
+    kinds = {kind(each) for each in waiting}
+    return len(waiting) > 1 and len(kinds) == 1 and None not in kinds
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
 def _size(u: Unscaled) -> int:

@@ -74,7 +74,8 @@ def _can(engine: "FoldedEngine", attention: Attention, q: Tensor, k: Tensor, v: 
         attention.accumulator("qk", q.shape[-1], attention.q, attention.k),
         attention.accumulator("pv", k.shape[2], p, attention.v),
     )
-    return bare and p.scale.dtype == torch.float32 and all(dtype == torch.float32 for dtype in sums)
+    # The kernel keeps probabilities' codes in bytes without a sign.
+    return bare and p.lo == 0 and p.scale.dtype == torch.float32 and all(dtype == torch.float32 for dtype in sums)
 
 
 def _masks(mask: Tensor | None, rows: int, steps: int) -> Tensor | None:

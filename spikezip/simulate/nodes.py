@@ -1,5 +1,6 @@
 """What the event engine has on its tape besides operators: layers of neurons, and products of their codes."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,19 +92,21 @@ class Product(Node):
     def __init__(self, engine: "EventEngine", dtype: torch.dtype, largest: int, *codes: Tensor) -> None:
         self.engine, self.dtype, self.largest = engine, dtype, largest
         self.codes = codes  # of the step before, as long as sums are kept
-        self.sums: Tensor | None = None
+        self.sums: Tensor | None = None  # as they are after these codes
         self.sources: list[tuple[Population, int]] = []  # whose events it may use, and how many at most
 
     @property
+    @abstractmethod
     def share(self) -> float:
         """The share of inputs up to which events are cheaper than all codes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dense(self, *codes: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The sums of all codes."""
 
+    @abstractmethod
     def add(self, sums: Tensor, events: list[Events], *codes: Tensor) -> None:
-        raise NotImplementedError
+        """Add to the sums, in place, what the events bring that led to these codes."""
 
     def listen(self, speaking: dict[int, Population]) -> None:
         """Find out whose codes it has been given, among neurons by the address of their codes."""
@@ -119,7 +122,7 @@ class Product(Node):
         self.sources = sources
 
     def forget(self) -> None:
-        self.codes = ()
+        self.codes, self.sums = (), None
 
     def run(self, cells: list[Any]) -> None:
         codes = tuple(cells[cell] for cell in self.reads)
@@ -147,13 +150,22 @@ class Linear(Product):
     def __init__(self, engine: "EventEngine", weight: Tensor, dtype: torch.dtype, largest: int, codes: Tensor) -> None:
         super().__init__(engine, dtype, largest, codes)
         self.weight = weight
+        self.room: Tensor | None = None  # memory for the sums: neurons have read them before they are made anew
 
     @property
     def share(self) -> float:
         return event.share_of_linear()
 
+    def listen(self, speaking: dict[int, Population]) -> None:
+        super().listen(speaking)
+        if self.sums is not None and self.sums.dtype == torch.int32:  # `grid` took the int8 units
+            self.room = self.sums
+
     def dense(self, *codes: Tensor) -> Tensor:
-        return grid.linear(codes[0], self.weight, self.dtype, self.largest)
+        if self.room is None:
+            return grid.linear(codes[0], self.weight, self.dtype, self.largest)
+        event.linear_into(self.room, codes[0], self.weight)
+        return self.room
 
     def add(self, sums: Tensor, events: list[Events], *codes: Tensor) -> None:
         event.add_linear(sums, events[0], self.weight, self.engine.settings.max_spike)

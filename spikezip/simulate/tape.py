@@ -4,6 +4,7 @@ In every step of a run the same operators follow one another on tensors of the s
 needs neither the model's code nor operators whose inputs are as they were: silence spreads through a network by itself.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -14,7 +15,7 @@ from spikezip.simulate.outputs import map_tensors
 Places = list[tuple[int, int | None, int]]  # argument, element of it if it is a list, cell
 
 
-class Node:
+class Node(ABC):
     """Something that was done: the cells it read and wrote. `run` does it again.
 
     What is new in a cell is another tensor; what is as it was is the same one.
@@ -28,10 +29,11 @@ class Node:
         """Whether it must be run though nothing has changed for it."""
         return False
 
+    @abstractmethod
     def run(self, cells: list[Any]) -> None:
-        raise NotImplementedError
+        """Do it again: read from cells, write to cells."""
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027  # not every node holds some
         """Let go of the tensors of the pass that it was recorded in."""
 
 

@@ -39,7 +39,8 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """`[B, heads, tokens, d]` in; the output `[B, tokens, heads, d]` and the probabilities, both as values."""
-        q, k, v = self.q.codes(query), self.k.codes(key), self.v.codes(value)
+        together = current().codes_of(((self.q, query), (self.k, key), (self.v, value)))
+        q, k, v = together or (self.q.codes(query), self.k.codes(key), self.v.codes(value))
         whole = current().attend(self, q, k, v, mask, scaling)
         if whole is not None:
             return whole

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spikezip.errors import SpikezipError
 from spikezip.ops import grid, neuron, rounding
-from spikezip.ops.event import Events, Layer, Source, add_linear, add_matmul, reference
+from spikezip.ops.event import Events, Layer, Source, add_linear, add_matmul, linear_into, reference
 
 pytest.importorskip("numba")
 
@@ -41,6 +41,21 @@ def test_linear(shape: tuple[int, int], outputs: int, share: float, most: int, d
     sums = start.to(dtype)
     add_linear(sums, events, weight, most)
     assert torch.equal(sums.double(), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (3, 7), (64, 33), (2, 5, 64)])
+@pytest.mark.parametrize("outputs", [1, 5, 64])
+def test_a_product_into_memory_that_is_there(shape: tuple[int, ...], outputs: int) -> None:
+    """Codes are so small that pairs of products fit into 16 bits, which some CPUs add them up in.
+
+    There are two inputs at least: with one, torch's int8 product on the CPU writes nothing, and does not say so.
+    """
+    room = torch.full((*shape[:-1], outputs), -1, dtype=torch.int32)
+    for codes in (int8(-100, 100, *shape), int8(-100, 100, *shape).mT.contiguous().mT, int8(0, 0, *shape)):
+        weight, at = int8(-127, 127, outputs, shape[-1]), room.data_ptr()
+        linear_into(room, codes, weight)
+        assert room.data_ptr() == at
+        assert torch.equal(room.double(), grid.reference.linear(codes, weight, torch.float64))
 
 
 @pytest.mark.parametrize("heads", [(1,), (2, 3)])

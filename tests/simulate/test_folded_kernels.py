@@ -36,7 +36,7 @@ def counting(module, name, what):
     setattr(module, name, counted)
 
 
-counting(triton_product, "walk_product", "product")
+counting(triton_product, "walk_products", "product")
 counting(sesa, "attention", "attention")
 counting(norm, "walk_norm", "norm")
 torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -40,11 +41,27 @@ def share_of_matmul() -> float:
     return SHARE_IN_ATTENTION
 
 
+def linear_into(sums: Tensor, codes: Tensor, weight: Tensor) -> None:
+    """`sums = codes · weightᵀ` on the int8 units, for two inputs or more, into int32 memory that is there already.
+
+    It is the product that `grid.linear` takes where it returns int32. New memory must be mapped before it is written:
+    with sums of a few MB the product took up to 1.8 times as long.
+
+    Example:
+        >>> sums, codes = torch.empty(1, 2, dtype=torch.int32), torch.tensor([[3, -1]], dtype=torch.int8)
+        >>> linear_into(sums, codes, torch.tensor([[1, 2], [4, 5]], dtype=torch.int8))
+        >>> sums.tolist()
+        [[1, 7]]
+    """
+    rows = codes.reshape(-1, codes.shape[-1])
+    torch._int_mm(rows, weight.t(), out=sums.view(-1, len(weight)))
+
+
 def add_linear(sums: Tensor, events: Events, weight: Tensor, max_spike: int) -> None:
     """`sums += spikes · weightᵀ` in place, for int8 weights `[out, in]`; events are places in the codes `[…, in]`.
 
     Example:
-        >>> import numpy as np, torch
+        >>> import numpy as np
         >>> from spikezip.ops.compiled import numba_is_here
         >>> sums, weight = torch.zeros(2, 2, dtype=torch.int32), torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int8)
         >>> down = Events(np.array([4]), np.array([-1], np.int16))  # the second of three inputs, in the second row
@@ -65,7 +82,7 @@ def add_matmul(sums: Tensor, of_a: Events, of_b: Events, a_before: Tensor, b: Te
     Codes are contiguous, or `b` is the transpose of what is; events are places in that.
 
     Example:
-        >>> import numpy as np, torch
+        >>> import numpy as np
         >>> from spikezip.ops.compiled import numba_is_here
         >>> before, b = torch.tensor([[[0, 2]]], dtype=torch.int8), torch.tensor([[[3, 4]]], dtype=torch.int8).mT
         >>> up, sums = Events(np.array([0]), np.array([1], np.int16)), torch.tensor([[[8.0]]])

@@ -78,7 +78,8 @@ def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int)
         return total.view(*codes.shape[:-1], weight.shape[0])
     if weight.dtype == torch.int8 and codes.dtype in (torch.float32, torch.int8):
         rows = codes.reshape(-1, codes.shape[-1])
-        fits = largest_code <= 127 and rows.shape[1] * 128 * largest_code < 2**31
+        # Of a single column torch's kernel on the CPU makes nothing, and does not say so.
+        fits = largest_code <= 127 and rows.shape[1] > 1 and rows.shape[1] * 128 * largest_code < 2**31
         if codes.device.type == "cpu" and fits and rows.shape[0] >= _MIN_INT8_ROWS and int8_products_are_exact():
             total = torch._int_mm(rows.to(torch.int8), weight.t())
             if codes.dtype != torch.int8 or dtype != torch.float32:

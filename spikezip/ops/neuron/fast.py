@@ -60,7 +60,7 @@ def walk(
     return _narrow(tracers, counts, tracer)
 
 
-def walk_product(
+def walk_products(
     codes: Tensor,
     weight: Tensor,
     factor: Tensor,
@@ -72,26 +72,31 @@ def walk_product(
     max_spike: int,
     samples: int,
 ) -> tuple[Tensor, Tensor]:
-    """`walk` of a product that is yet to be computed: of codes `[T, rows, in]` with weights `[out, in]`, both in int8.
+    """`walk` of products that are yet to be computed: int8 codes `[T, rows, in]` with int8 weights `[layers, out, in]`.
 
-    The running sums are its integers times the factor, plus the bias, both per channel. The n neurons are the rows of
-    all samples with their channels, one after another.
+    The running sums are its integers times the factor, plus the bias, both `[layers, out]`. Scales are `[layers]`, or
+    one for each channel as well. The n neurons of a layer are the rows of all samples with their channels, one after
+    another. Returns tracers `[layers, T, n]` and spikes `[layers, T, samples]`.
 
     Example:
         >>> codes = torch.tensor([[[1, 2]], [[2, 2]]], dtype=torch.int8)
-        >>> weight = torch.tensor([[3, 4]], dtype=torch.int8)
-        >>> half, one, still = torch.tensor([0.5]), torch.tensor(1.0), torch.zeros(1, dtype=torch.int8)
-        >>> walk_product(codes, weight, half, None, still, one, -8, 7, 4, samples=1)[0].tolist()
-        [[4], [7]]
+        >>> weight = torch.tensor([[[3, 4]]], dtype=torch.int8)
+        >>> half, one, still = torch.tensor([[0.5]]), torch.ones(1), torch.zeros(1, 1, dtype=torch.int8)
+        >>> walk_products(codes, weight, half, None, still, one, -8, 7, 4, samples=1)[0].tolist()
+        [[[4], [7]]]
     """
-    limits = (scale, lo, hi, max_spike, samples)
-    depth, columns = codes.shape[-1], len(weight)
+    columns, depth = weight.shape[1:]
+    limits = (lo, hi, max_spike, samples)
     if depth % 16 == 0 and columns % 16 == 0 and kernels.on_gpu(codes) and kernels.moves_tiles(codes.device):
         from spikezip.ops.neuron import triton_product
 
-        return triton_product.walk_product(codes, weight, factor, bias, tracer, *limits)
-    total = grid.linear(codes, weight, torch.float32, 127)
-    return walk(total.view(len(codes), -1), tracer, *limits, (factor, bias))
+        return triton_product.walk_products(codes, weight, factor, bias, tracer, scale, *limits)
+    walked = []
+    for i, each in enumerate(weight):
+        total = grid.linear(codes, each, torch.float32, 127).view(len(codes), -1)
+        walked.append(walk(total, tracer[i], scale[i], *limits, (factor[i], None if bias is None else bias[i])))
+    tracers, counts = zip(*walked, strict=True)
+    return torch.stack(tracers), torch.stack(counts)
 
 
 def not_a_number() -> SpikezipError:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spikezip.ops.rounding.triton import next_tracer, unit
+from spikezip.ops.rounding.triton import next_spike, unit
 
 BLOCK = 1024
 
@@ -37,11 +37,11 @@ def _walk_kernel(
             u = u.to(tl.float32) * factor
             if with_bias:
                 u += bias
-        before = tracer
-        tracer = next_tracer(u * first * second, tracer, scale, lo, hi, max_spike, ternary)
+        spike = next_spike(u * first * second, tracer, scale, lo, hi, max_spike, ternary)
+        tracer += spike
         tl.store(out_ptr + here, tracer.to(out_ptr.dtype.element_ty), mask=inside)
         nan = tl.where(u == u, 0.0, u)  # a NaN has no code: it spoils the count
-        tl.atomic_add(counts_ptr + sample, tl.sum(tl.abs(tracer - before) + nan))
+        tl.atomic_add(counts_ptr + sample, tl.sum(tl.abs(spike) + nan))
         u_ptr += samples * each  # the pointers move on to the next step
         out_ptr += samples * each
         counts_ptr += samples

@@ -28,10 +28,10 @@ def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """
     _, exponent = torch.frexp(x.abs().amax(dim=-1, keepdim=True))
     shift = (24 - exponent.double()).clamp(-100, 100)
-    q = torch.floor(x * 2.0 ** shift.to(x.dtype) + 0.5).to(torch.int64)
-    count = x.shape[-1]
-    mean = q.sum(dim=-1, keepdim=True).double() / count
-    variance = (q * q).sum(dim=-1, keepdim=True).double() / count - mean * mean
+    q = (x * 2.0 ** shift.to(x.dtype)).to(torch.int64)  # cut off, at a 2^24th of the largest
+    share = 1 / x.shape[-1]
+    mean = q.sum(dim=-1, keepdim=True).double() * share
+    variance = (q * q).sum(dim=-1, keepdim=True).double() * share - mean * mean
     unit = 2.0**-shift
     spread = variance.clamp(min=0.0) * unit * unit + eps
-    return (mean * unit).to(x.dtype), (1 / spread.sqrt()).to(x.dtype)
+    return (mean * unit).to(x.dtype), 1 / spread.to(x.dtype).sqrt()

@@ -35,11 +35,17 @@ def code_of_unit(u, scale, lo, hi):
 
 
 @triton.jit
-def next_tracer(u, tracer, scale, lo, hi, max_spike, ternary: tl.constexpr):
-    """Where a step takes the tracer, for the running sum `u` in the powers of `unit`: the whole of the neuron."""
+def next_spike(u, tracer, scale, lo, hi, max_spike, ternary: tl.constexpr, above: tl.constexpr = False):
+    """What a neuron fires in a step, for the running sum `u` in the powers of `unit`: the whole of the neuron.
+
+    `above` says that no sum lies below `lo`.
+    """
     if ternary:
         rest = tl.fma(-tracer, scale, u)  # the membrane, but for half a threshold
         half = scale * 0.5
         up = tl.where((rest >= half) & (tracer < hi), 1.0, 0.0)
-        return tracer + tl.where((rest < -half) & (tracer > lo), -1.0, up)
-    return tracer + tl.minimum(tl.maximum(code_of_unit(u, scale, lo, hi) - tracer, -max_spike), max_spike)
+        down = rest < -half
+        if not above:
+            down = down & (tracer > lo)
+        return tl.where(down, -1.0, up)
+    return tl.minimum(tl.maximum(code_of_unit(u, scale, lo, hi) - tracer, -max_spike), max_spike)

@@ -20,7 +20,7 @@ def exponentials(x, most):
 def whole_sum(e, unit: tl.constexpr):
     """The sum of each row in whole units: of integers, which has no order."""
     # A float between 2^23 and 2^24 holds a whole number in its lowest bits: the sum rounds to it, without a conversion.
-    whole = (e * unit + 8388608.0).to(tl.int32, bitcast=True) - 1258291200  # 0x4B000000, the bits of 2^23
+    whole = tl.fma(e, unit, 8388608.0).to(tl.int32, bitcast=True) - 1258291200  # 0x4B000000, the bits of 2^23
     return tl.sum(whole, axis=1)[:, None]
 
 

@@ -70,7 +70,7 @@ def _row(book: Book, group: Group, at: tuple[int, ...]) -> tuple[str, ...]:
         spread(relu),
         spread(group.stage("quantize")),
         spread(group.stage("qann")) + ("†" if _chosen(group) else ""),
-        *(spread(group.each(lambda run, step=step: run.at("accuracy", step))) for step in at),  # type: ignore[misc]
+        *(spread([run.at("accuracy", step) for run in group.runs]) for step in at),
         spread(group.stage("snn")),
         " / ".join(_range([run.metrics["snn"]["t_eq"][key] for run in group.runs]) for key in ("median", "max")),
         spread(group.each(lambda run: run.at("agreement", at[-1]))),
