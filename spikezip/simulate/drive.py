@@ -18,6 +18,7 @@ from spikezip.ops.neuron.fast import not_a_number
 from spikezip.simulate.engine import Engine, Settings
 from spikezip.simulate.event import EventEngine
 from spikezip.simulate.folded import FoldedEngine
+from spikezip.simulate.graphs import largest_layer
 from spikezip.simulate.model import SpikingModel
 from spikezip.simulate.outputs import map_tensors, primary
 from spikezip.simulate.run import Run
@@ -34,9 +35,10 @@ Steps = int | Literal["equilibrium"]
 # steps after equilibrium are computed for nothing.
 _ACTIVATIONS_ON_CPU = 640_000
 _ACTIVATIONS_COMPILED = 1_600_000  # on the CPU too, with compiled loops: these need less beside them
-_ACTIVATIONS_ON_GPU = 256_000_000
+_ACTIVATIONS_ON_GPU = 640_000_000
 _BYTES_PER_ACTIVATION = 24  # taken in all, with all that lives beside the largest layer: a guess on the safe side
 _MOST_STEPS = 16
+_MOST_STEPS_TO_THE_END = 32  # where no step after equilibrium is left out
 
 
 @torch.no_grad()
@@ -93,7 +95,7 @@ def simulate(
     def run(inputs: dict[str, Any], driver: Engine, stop: Event | None = None) -> Run:
         outputs: list[Tensor] = []
         with executing(driver):
-            for n in chunks(limit, chunk, driver):
+            for n in chunks(limit, chunk, driver, known_size(driver, snn, inputs), stop_early):
                 if stop is not None and stop.is_set():
                     raise StoppedError
                 outputs.append(primary(driver.advance(snn.network, inputs, n)))
@@ -205,25 +207,43 @@ def _whole(name: str, value: Any, otherwise: str) -> int:
     return value
 
 
-def chunks(limit: int, chunk: int | None, engine: Engine) -> Iterator[int]:
+def chunks(
+    limit: int, chunk: int | None, engine: Engine, known: int | None = None, stop_early: bool = True
+) -> Iterator[int]:
     """Sizes of consecutive chunks that make up `limit` steps.
 
-    Unless the caller says, the first step goes alone and shows how large the layers are. Then as many steps go together
-    as keep the largest layer's activations within what the device handles best (measured; on the CPU caches count).
+    Unless the caller says, the first step goes alone and shows how large the layers are, if that is not known from
+    an earlier run. Then as many steps go together as keep the largest layer's activations within what the device
+    handles best (measured; on the CPU caches count).
     """
     if chunk is not None:
         _whole("chunk", chunk, "None")
     while engine.done < limit:
         if chunk is not None:
             size = chunk
-        elif not engine.tracers:
-            size = 1
+        elif engine.tracers or known is not None:
+            size = _chunk_size(engine, known, limit, stop_early)
         else:
-            largest = max(engine.tracers.values(), key=Tensor.numel)
-            budget = _ACTIVATIONS_COMPILED if numba_is_here() else _ACTIVATIONS_ON_CPU
-            budget = budget if largest.device.type == "cpu" else _fits_on(largest.device)
-            size = min(max(budget // largest.numel(), 2), _MOST_STEPS)
+            size = 1
         yield min(size, limit - engine.done)
+
+
+def known_size(engine: Engine, snn: SpikingModel, inputs: dict[str, Any]) -> int | None:
+    """How many neurons the largest layer has for such a batch, where the GPU has seen one."""
+    return largest_layer(engine, snn.network, inputs) if isinstance(engine, FoldedEngine) else None
+
+
+def _chunk_size(engine: Engine, known: int | None, limit: int, stop_early: bool) -> int:
+    tracers = engine.tracers.values()
+    largest = max((t.numel() for t in tracers), default=0) or known or 1
+    device = next((t.device for t in tracers), None)
+    if device is not None and device.type == "cpu":
+        budget = _ACTIVATIONS_COMPILED if numba_is_here() else _ACTIVATIONS_ON_CPU
+        return min(max(budget // largest, 2), _MOST_STEPS)
+    budget = _ACTIVATIONS_ON_GPU if device is None else _fits_on(device)
+    most = _MOST_STEPS if stop_early else _MOST_STEPS_TO_THE_END
+    size = min(max(budget // largest, 2), most)
+    return -(-limit // -(-limit // size))  # chunks of one size, which one graph serves
 
 
 def _fits_on(device: torch.device) -> int:

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from spikezip.execution import SiteLike
 from spikezip.ops import kernels, neuron, norm
 from spikezip.ops.compiled import numba_is_here
+from spikezip.simulate import graphs
 from spikezip.simulate.engine import Engine
 from spikezip.simulate.fused import attend
 from spikezip.simulate.outputs import map_tensors, stack_outputs
 from spikezip.spiking.norm import Normed
-from spikezip.spiking.unscaled import Product, Unscaled, plain
+from spikezip.spiking.unscaled import Product, Sum, Unscaled, plain
 
 After = tuple[Tensor, Tensor | None] | None
 Sums = Tensor | Product  # among tensors also a `Normed`, a LayerNorm that waits
@@ -40,8 +41,9 @@ class FoldedEngine(Engine):
         return attend(self, owner, q, k, v, mask, scaling)
 
     def norm(self, owner: nn.LayerNorm, x: Tensor) -> Tensor:
-        x = plain(x)
-        return Normed.of(x, owner) if norm.takes(x, owner.weight, owner.bias) else super().norm(owner, x)
+        if not norm.takes(x, owner.weight, owner.bias):
+            return super().norm(owner, plain(x))
+        return Normed.of(x if isinstance(x, Sum) else plain(x), owner)
 
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
         """As many steps at once as are asked for, or as the memory of the GPU holds."""
@@ -50,7 +52,9 @@ class FoldedEngine(Engine):
             n = min(wanted - self.done, self.at_once or steps)
             before, full = self.snapshot(), False
             try:
-                outputs.append(self._advance(network, inputs, n))
+                self.begin(n)
+                outputs.append(graphs.advance(self, network, inputs, n))
+                self.end()
             except torch.OutOfMemoryError:
                 if n == 1:
                     raise
@@ -58,6 +62,7 @@ class FoldedEngine(Engine):
             if full:  # outside of the handler, which holds on to what was computed
                 self.go_back(before)
                 self.at_once, too_many = n // 2, n
+                graphs.forget()
                 torch.cuda.empty_cache()
         if too_many:
             warnings.warn(
@@ -67,13 +72,11 @@ class FoldedEngine(Engine):
             )
         return outputs[0] if len(outputs) == 1 else stack_outputs(outputs)
 
-    def _advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
-        self.begin(steps)
+    def run(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
+        """A chunk of steps, launched kernel by kernel. The clock is the caller's."""
+        self.steps = steps
         folded = {k: self._fold(v) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        output = network(**folded)
-        output = map_tensors(output, self._unfold)
-        self.end()
-        return output
+        return map_tensors(network(**folded), self._unfold)
 
     def _fold(self, x: Tensor) -> Tensor:
         """`[B, …]` → `[n·B, …]`, time first; tensors that are shared by the batch stay as they are."""
@@ -160,14 +163,28 @@ class FoldedEngine(Engine):
         if isinstance(u, Product):
             [(tracers, counts)] = self._walk_products([waiting])
         elif isinstance(u, Normed):
-            layer, x = u.layer, u.x.reshape(self.steps, -1, u.x.shape[-1])
-            tracers, counts = norm.walk_norm(x[held:], layer.weight, layer.bias, layer.eps, *limits)
+            tracers, counts = self._walk_norm(u, held, limits)
         else:
             tracers, counts = neuron.walk(u[held:], *limits, waiting.after)
         if held:
             tracers = torch.cat([tracer.expand(held, -1), tracers])
             counts = torch.cat([counts.new_zeros(held, batch), counts])
         return tracers, counts
+
+    def _walk_norm(self, u: Normed, held: int, limits: Any) -> tuple[Tensor, Tensor]:
+        """Neurons behind a LayerNorm, with the residual sum in front of it where that is still to come."""
+        layer = u.layer
+
+        def rows(x: Tensor) -> Tensor:
+            return x.reshape(self.steps, -1, x.shape[-1])
+
+        if isinstance(u.x, Sum) and not u.x.made and not held:
+            late = u.x
+            added = (rows(late.codes), late.scale)
+            x, tracers, counts = norm.walk_sum(rows(late.x), added, layer.weight, layer.bias, layer.eps, *limits)
+            late.made.append(x.view(late.shape))
+            return tracers, counts
+        return norm.walk_norm(rows(plain(u.x))[held:], layer.weight, layer.bias, layer.eps, *limits)
 
     def _walk_products(self, waiting: list["_Waiting"]) -> list[tuple[Tensor, Tensor]]:
         """Products of the same codes, for as many steps, with neurons of the same range: together."""

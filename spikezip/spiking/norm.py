@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from spikezip.execution import current
 from spikezip.ops import norm
-from spikezip.spiking.unscaled import Late
+from spikezip.spiking.unscaled import Late, plain
 
 
 class SiteNorm(nn.LayerNorm):
@@ -52,5 +52,5 @@ class Normed(Late):
 
     def scaled(self) -> Tensor:
         if not self.made:
-            self.made.append(norm.layer_norm(self.x, self.layer.weight, self.layer.bias, self.layer.eps))
+            self.made.append(norm.layer_norm(plain(self.x), self.layer.weight, self.layer.bias, self.layer.eps))
         return self.made[0]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spikezip.ops import grid
+from spikezip.ops import grid, kernels
 
 _aten = torch.ops.aten
 _VIEWS = frozenset(
@@ -44,6 +44,7 @@ class Late(Tensor):
     # neither it nor the dispatch below as they are used.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
+    # Torch types this as a plain method with any arguments; it calls it as a class method with these.
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -129,6 +130,7 @@ class Unscaled(Late):
             x = move(x)
         return x
 
+    # As in `Late`.
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -159,6 +161,32 @@ class Unscaled(Late):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+class Sum(Late):
+    """A tensor plus the values of codes, not computed yet: a residual sum, which a LayerNorm may take with it.
+
+    Example:
+        >>> late = Sum.of(torch.tensor([[1.0, 2.0]]), torch.tensor([[2, 4]], dtype=torch.int8), torch.tensor(0.5))
+        >>> late.shape, late * 1
+        (torch.Size([1, 2]), tensor([[2., 4.]]))
+    """
+
+    x: Tensor
+    codes: Tensor
+    scale: Tensor
+    made: list[Tensor]  # the sum, once it is there
+
+    @staticmethod
+    def of(x: Tensor, codes: Tensor, scale: Tensor) -> "Sum":
+        late: Sum = Tensor._make_wrapper_subclass(Sum, x.shape, dtype=x.dtype, device=x.device)
+        late.x, late.codes, late.scale, late.made = x, codes, scale, []
+        return late
+
+    def scaled(self) -> Tensor:
+        if not self.made:
+            self.made.append(grid.add_scaled(self.x, self.codes, self.scale))
+        return self.made[0]
+
+
 def plain(x: Tensor) -> Tensor:
     """The tensor itself: scaled, if that was still to come.
 
@@ -175,6 +203,8 @@ def _add(a: Any, b: Any) -> Any:
     other = _scaled(other)
     fits = isinstance(other, Tensor) and other.shape == late.shape and other.dtype == late.dtype
     if fits and late.site is not None and not late.scale.ndim and "whole" not in late.made:
+        if kernels.on_gpu(other) and other.dtype == torch.float32:
+            return Sum.of(other, late.total(), late.scale)
         return grid.add_scaled(other, late.total(), late.scale)
     return _aten.add.Tensor(late.scaled(), other)
 

@@ -38,7 +38,7 @@ def counting(module, name, what):
 
 counting(triton_product, "walk_products", "product")
 counting(sesa, "attention", "attention")
-counting(norm, "walk_norm", "norm")
+counting(norm, "_walk", "norm")
 torch.manual_seed(0)
 shape = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, hidden_act="relu")
 

@@ -100,6 +100,9 @@ def fixed_point(x: Tensor, bound: float | None, what: str) -> Tensor:
         tensor([ 32768., -65536.], dtype=torch.float64)
     """
     integers = torch.floor(x.to(torch.float64) * 2**INPUT_FRACTION_BITS + 0.5)
+    if bound is not None and x.is_cuda and torch.cuda.is_current_stream_capturing():
+        # Nobody can look while a graph is recorded. What is too large becomes no number, and neurons tell of that.
+        return torch.where(integers.abs().amax() * bound < 2**53, integers, torch.nan)
     if bound is not None and x.numel() and float(integers.abs().max()) * bound >= 2**53:
         raise ConfigError(f"{what} holds values up to {float(x.abs().max()):.3g}: too large; normalise it")
     return integers

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spikezip.ops import kernels, neuron
+from spikezip.ops import grid, kernels, neuron
 from spikezip.ops.norm import reference
 
 
@@ -48,6 +48,37 @@ def walk_norm(
 
         return triton.walk_norm(x, weight, bias, eps, *limits)
     return neuron.walk(layer_norm(x, weight, bias, eps).view(len(x), -1), *limits)
+
+
+def walk_sum(
+    x: Tensor,
+    added: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    tracer: Tensor,
+    scale: Tensor,
+    lo: int,
+    hi: int,
+    max_spike: int,
+    samples: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`walk_norm` of `x` plus the values of codes, given as int8 `[T, rows, channels]` and their scale; also that sum.
+
+    Example:
+        >>> x, codes, still = torch.zeros(1, 1, 2), torch.tensor([[[1, 3]]], dtype=torch.int8), torch.zeros(2).char()
+        >>> weight, half = torch.tensor([1.0, 2.0]), torch.tensor(0.5)
+        >>> total, tracers, _ = walk_sum(x, (codes, half), weight, None, 0.0, still, half, -4, 7, 8, samples=1)
+        >>> total.tolist(), tracers.tolist()
+        ([[[0.5, 1.5]]], [[-2, 4]])
+    """
+    limits = (tracer, scale, lo, hi, max_spike, samples)
+    if takes(x, weight, bias):
+        from spikezip.ops.norm import triton
+
+        return triton.walk_sum(x, added, weight, bias, eps, *limits)
+    total = grid.add_scaled(x, *added)
+    return total, *walk_norm(total, weight, bias, eps, *limits)
 
 
 def takes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:

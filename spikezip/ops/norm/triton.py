@@ -5,6 +5,7 @@ itself, with the same instructions in both.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -62,10 +63,10 @@ def _norm_kernel(
 
 @triton.jit
 def _walk_kernel(
-    x_ptr, weight_ptr, bias_ptr, tracer_ptr, out_ptr, counts_ptr, scale_ptr, steps, rows, columns, rows_each, samples,
-    lo, hi, max_spike, wide_ptr,
-    per_channel: tl.constexpr, with_weight: tl.constexpr, with_bias: tl.constexpr, ternary: tl.constexpr,
-    block: tl.constexpr,
+    x_ptr, added_ptr, unit_ptr, sum_ptr, weight_ptr, bias_ptr, tracer_ptr, out_ptr, counts_ptr, scale_ptr,
+    steps, rows, columns, rows_each, samples, lo, hi, max_spike, wide_ptr,
+    with_sum: tl.constexpr, per_channel: tl.constexpr, with_weight: tl.constexpr, with_bias: tl.constexpr,
+    ternary: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.arange(0, block)
@@ -86,17 +87,27 @@ def _walk_kernel(
     tracer = tl.load(tracer_ptr + here, mask=inside, other=0).to(tl.float32)
     count_at = counts_ptr + row // rows_each
     ahead = tl.load(x_ptr + here, mask=inside, other=0.0)
+    if with_sum:
+        added = tl.load(added_ptr + here, mask=inside, other=0)
+        size = tl.load(unit_ptr)
     for step in range(steps):
         x = ahead
-        x_ptr += rows.to(tl.int64) * columns  # the pointers move on to the next step, which is read ahead
-        ahead = tl.load(x_ptr + here, mask=inside & (step + 1 < steps), other=0.0)
+        if with_sum:
+            x += added.to(tl.float32) * size
+            tl.store(sum_ptr + here, x, mask=inside)
+            sum_ptr += rows.to(tl.int64) * columns
+        # The next step is read while this one is computed; after the last one, that one again.
+        then = tl.minimum(step + 1, steps - 1).to(tl.int64) * rows * columns
+        ahead = tl.load(x_ptr + then + here, mask=inside, other=0.0)
+        if with_sum:
+            added = tl.load(added_ptr + then + here, mask=inside, other=0)
         y, _, _ = normalised(x, weight, bias, share, eps, True, with_bias)
         spike = next_spike(y, tracer, scale, lo, hi, max_spike, ternary)
         tracer += spike
         tl.store(out_ptr + here, tracer.to(tl.int8), mask=inside)
         fired = tl.sum(tl.fma(y, 0.0, tl.abs(spike)), axis=0)  # what is no number spoils the count
         tl.atomic_add(count_at, fired, sem="relaxed")
-        out_ptr += rows.to(tl.int64) * columns
+        out_ptr += rows.to(tl.int64) * columns  # the pointers move on to the next step
         count_at += samples
 
 
@@ -118,8 +129,21 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return out, mean, deviation
 
 
-def walk_norm(
+def walk_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *limits: Any) -> tuple[Tensor, Tensor]:
+    """As `fast.walk_norm`, on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
+    return _walk(x, None, weight, bias, eps, *limits)[1:]
+
+
+def walk_sum(
+    x: Tensor, added: tuple[Tensor, Tensor], weight: Tensor | None, bias: Tensor | None, eps: float, *limits: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `fast.walk_sum`, in the same way."""
+    return _walk(x, added, weight, bias, eps, *limits)
+
+
+def _walk(
     x: Tensor,
+    added: tuple[Tensor, Tensor] | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
@@ -129,22 +153,23 @@ def walk_norm(
     hi: int,
     max_spike: int,
     samples: int,
-) -> tuple[Tensor, Tensor]:
-    """As `fast.walk_norm`, on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
+) -> tuple[Tensor, Tensor, Tensor]:
     x, tracer = x.contiguous(), tracer.contiguous()
     steps, rows, columns = x.shape
     tracers = torch.empty(steps, rows * columns, dtype=torch.int8, device=x.device)
     counts = torch.zeros(steps, samples, device=x.device)
+    codes, size = (tracers, scale) if added is None else (added[0].contiguous(), added[1])
+    total = x if added is None else torch.empty_like(x)
     block = triton.next_power_of_2(columns)
     with torch.cuda.device_of(x):
         _walk_kernel[(rows,)](
-            x, _given(weight, x), _given(bias, x), tracer, tracers, counts, scale.contiguous(), steps, rows, columns,
-            rows // samples, samples, float(lo), float(hi), float(min(max_spike, hi - lo)),
-            _wide(columns, eps, x.device),
-            per_channel=scale.numel() > 1, with_weight=weight is not None, with_bias=bias is not None,
-            ternary=max_spike == 1, block=block, num_warps=_warps(block), enable_fp_fusion=False,
+            x, codes, size, total, _given(weight, x), _given(bias, x), tracer, tracers, counts, scale.contiguous(),
+            steps, rows, columns, rows // samples, samples, float(lo), float(hi), float(min(max_spike, hi - lo)),
+            _wide(columns, eps, x.device), with_sum=added is not None, per_channel=scale.numel() > 1,
+            with_weight=weight is not None, with_bias=bias is not None, ternary=max_spike == 1, block=block,
+            num_warps=_warps(block), enable_fp_fusion=False,
         )  # fmt: skip
-    return tracers, counts
+    return total, tracers, counts
 
 
 def _warps(block: int) -> int:

@@ -142,8 +142,8 @@ def _attention_kernel(
         packed = fresh
         if tail:
             mixed, last, fired = _walk_and_mix(
-                e[tiles], factor, last, tl.zeros((query_tile, tail), dtype=tl.int32), v_tails, now, tiles * key_tile, shared, mixed, fired, p_scale, p_hi, largest,
-                with_mask, ternary, 0, tail, width,
+                e[tiles], factor, last, tl.zeros((query_tile, tail), dtype=tl.int32), v_tails, now, tiles * key_tile,
+                shared, mixed, fired, p_scale, p_hi, largest, with_mask, ternary, 0, tail, width,
             )  # fmt: skip
         tl.atomic_add(p_counts_ptr + step * samples + counted, tl.sum(fired, axis=0) + spoilt, sem="relaxed")
 

@@ -1,0 +1,173 @@
+"""A chunk of steps as a CUDA graph: recorded once for a shape of batch, then replayed.
+
+A pass through a network launches hundreds of kernels. For a few images the host takes far longer to launch them than
+the GPU to run them; a replayed graph is one launch. The first chunk of a shape runs plainly, which also compiles what
+there is to compile; the next one is recorded. Graphs are kept with the network that they belong to, for further runs.
+"""
+
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from spikezip.execution import executing
+from spikezip.simulate.outputs import map_tensors
+
+if TYPE_CHECKING:
+    from spikezip.simulate.folded import FoldedEngine
+
+MOST = 2  # graphs of a network: each keeps the memory that its chunk needs
+_ALIGNED = 256  # bytes at which a tracer begins
+
+
+class Recording:
+    """A recorded chunk: where its inputs are put, where its tracers lie, and what it leaves behind."""
+
+    def __init__(
+        self, engine: "FoldedEngine", network: Any, inputs: dict[str, Any], steps: int, like: "Shapes"
+    ) -> None:
+        self.held = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        self.room, self.tracers = like.make()
+        self.stages = dict(like.stages)
+        self.owner: Any = lambda: None  # the engine whose tracers lie here
+        # What a synapse has derived from its weights is read wherever the graph found it.
+        self.derived = [getattr(module, "_parts", None) for module in network.__self__.modules()]
+        self.graph = torch.cuda.CUDAGraph()
+        runner = type(engine)(engine.settings)
+        runner.tracers, runner.stages = dict(self.tracers), dict(self.stages)
+        with torch.cuda.graph(self.graph), executing(runner):
+            self.output = runner.run(network, self.held, steps)
+            self.counts = torch.stack([counts[0] for counts in runner.spike_counts.values()], dim=1)
+            torch._foreach_copy_(list(self.tracers.values()), [runner.tracers[name] for name in self.tracers])
+        self.sites = list(runner.spike_counts)
+
+    def replay(self, engine: "FoldedEngine", inputs: dict[str, Any]) -> Any:
+        """Run the chunk for an engine: its tracers move on, its spikes are counted. Returns the network's output."""
+        self._take(engine)
+        for name, x in inputs.items():
+            if isinstance(x, Tensor):
+                self.held[name].copy_(x)
+        self.graph.replay()
+        engine.tracers.update(self.tracers)
+        engine.stages.update(self.stages)
+        counts = self.counts.clone()
+        for i, name in enumerate(self.sites):
+            engine.spike_counts[name].append(counts[:, i])
+        return map_tensors(self.output, torch.clone)
+
+    def _take(self, engine: "FoldedEngine") -> None:
+        """Bring an engine's tracers here; another one's that lie here are given to it."""
+        owner = self.owner()
+        if owner is not None and owner is not engine:
+            for name, tracer in self.tracers.items():
+                if owner.tracers.get(name) is tracer:
+                    owner.tracers[name] = tracer.clone()
+        if not engine.tracers:
+            self.room.zero_()
+        else:
+            away = [name for name, tracer in self.tracers.items() if engine.tracers[name] is not tracer]
+            for name in away:
+                self.tracers[name].copy_(engine.tracers[name])
+        self.owner = weakref.ref(engine)
+
+
+class Shapes:
+    """How the tracers of a network lie for a shape of batch, and in which order its sites come."""
+
+    def __init__(self, engine: "FoldedEngine") -> None:
+        self.stages = dict(engine.stages)
+        self.layouts = {name: (tuple(t.shape), t.stride()) for name, t in engine.tracers.items()}
+        self.narrow = all(t.dtype == torch.int8 for t in engine.tracers.values())
+        self.device = next(iter(engine.tracers.values())).device
+        self.largest = max(t.numel() for t in engine.tracers.values())
+
+    def make(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Tracers of zeros, all in one piece of memory, and that piece."""
+        starts, end = {}, 0
+        for name, (shape, stride) in self.layouts.items():
+            starts[name] = end
+            size = max((n * step for n, step in zip(shape, stride, strict=True)), default=1)
+            end += -(-size // _ALIGNED) * _ALIGNED
+        room = torch.zeros(end, dtype=torch.int8, device=self.device)
+        return room, {name: room.as_strided(*layout, starts[name]) for name, layout in self.layouts.items()}
+
+
+class Memory:
+    """What is remembered of a network: shapes that were seen, and graphs for some of them."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[Any, Shapes] = {}
+        self.seen: set[Any] = set()
+        self.refused: set[Any] = set()  # what cannot be recorded: a model that waits for the GPU in its forward pass
+        self.recordings: OrderedDict[Any, Recording] = OrderedDict()
+        self.weights: Any = None
+
+    def current(self, network: nn.Module) -> None:
+        """Forget graphs of weights that have been changed or moved since."""
+        weights = tuple((t.data_ptr(), _version(t)) for t in (*network.parameters(), *network.buffers()))
+        if weights != self.weights:
+            self.weights = weights
+            self.seen.clear()
+            self.recordings.clear()
+
+
+_memories: "weakref.WeakKeyDictionary[nn.Module, Memory]" = weakref.WeakKeyDictionary()
+
+
+def advance(engine: "FoldedEngine", network: Any, inputs: dict[str, Any], steps: int) -> Any:
+    """A chunk of an engine, from a graph where there is one, or where it is time to record it."""
+    model = getattr(network, "__self__", None)
+    if not isinstance(model, nn.Module) or not _may_record(engine, inputs):
+        return engine.run(network, inputs, steps)
+    memory = _memories.setdefault(model, Memory())
+    memory.current(model)
+    batch = _key(engine, inputs)
+    key = (*batch, steps)
+    if key in memory.recordings:
+        memory.recordings.move_to_end(key)
+    elif key in memory.seen and batch in memory.shapes and memory.shapes[batch].narrow and key not in memory.refused:
+        while len(memory.recordings) >= MOST:
+            memory.recordings.popitem(last=False)
+        try:
+            memory.recordings[key] = Recording(engine, network, inputs, steps, memory.shapes[batch])
+        except RuntimeError:  # something waits for the GPU, or the memory is short: without a graph, then
+            memory.refused.add(key)
+    if key in memory.recordings:
+        return memory.recordings[key].replay(engine, inputs)
+    output = engine.run(network, inputs, steps)
+    memory.shapes[batch] = Shapes(engine)
+    memory.seen.add(key)
+    return output
+
+
+def largest_layer(engine: "FoldedEngine", network: Any, inputs: dict[str, Any]) -> int | None:
+    """How many neurons the largest layer has for such a batch, if one was seen before."""
+    memory = _memories.get(getattr(network, "__self__", None))  # type: ignore[arg-type]  # of None there is none
+    shapes = None if memory is None else memory.shapes.get(_key(engine, inputs))
+    return None if shapes is None else shapes.largest
+
+
+def forget() -> None:
+    """Give back the memory of all graphs."""
+    for memory in _memories.values():
+        memory.recordings.clear()
+
+
+def _may_record(engine: "FoldedEngine", inputs: dict[str, Any]) -> bool:
+    """Whether all steps of a run are alike, and nothing of them is looked at one by one."""
+    settings = engine.settings
+    plain = settings.ramp == 1 and not settings.stagger and not settings.record and not settings.count_neurons
+    return plain and any(isinstance(x, Tensor) and x.is_cuda for x in inputs.values())
+
+
+def _key(engine: "FoldedEngine", inputs: dict[str, Any]) -> tuple[Any, ...]:
+    shapes = tuple(
+        (name, x.shape, x.dtype, x.device) if isinstance(x, Tensor) else (name, repr(x)) for name, x in inputs.items()
+    )
+    return engine.settings.batch, engine.settings.max_spike, shapes
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
