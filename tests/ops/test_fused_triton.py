@@ -91,7 +91,7 @@ for rows, columns in [(1, 1), (7, 3), (5, 197), (3, 256), (2, 1000), (1, 5000)]:
     p = softmax.softmax(x)
     # Libraries differ in the last bits of an exponential.
     torch.testing.assert_close(p, plain.softmax(x), rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(p, torch.softmax(x, -1), rtol=2e-4, atol=1e-9)
+    torch.testing.assert_close(p, torch.softmax(x, -1), rtol=5e-4, atol=1e-9)
     turn = torch.randperm(columns, device=device)
     assert torch.equal(softmax.softmax(x[:, turn]), p[:, turn])  # no order
 assert bool(softmax.softmax(torch.full((1, 4), float("-inf"), device=device)).isnan().all())

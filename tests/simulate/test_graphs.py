@@ -1,0 +1,202 @@
+"""Recorded chunks, with a graph that notes the operators of a pass and runs them again: on the GPU CUDA does that."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+import spikezip
+from spikezip.ops.grid import choose
+from spikezip.ops.neuron import reference
+from spikezip.ops.rounding import reference as rounding
+from spikezip.simulate import drive, folded, graphs
+
+
+class Graph:
+    """What torch.cuda.CUDAGraph does, for operators on the CPU."""
+
+    recorded = replayed = 0
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def replay(self) -> None:
+        Graph.replayed += 1
+        for func, args, kwargs, results in self.calls:
+            again, _ = tree_flatten(func(*args, **kwargs))
+            for old, new in zip(results, again, strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class Noting(TorchDispatchMode):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.graph.calls.append((func, args, kwargs or {}, tree_flatten(result)[0]))
+        return result
+
+
+@contextmanager
+def recording(graph: Graph) -> Iterator[None]:
+    Graph.recorded += 1
+    with Noting(graph):
+        yield
+
+
+def plain_walk(
+    u: torch.Tensor, tracer: torch.Tensor, scale: torch.Tensor, lo: int, hi: int, most: int, samples: int, after: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert after is None
+    codes = reference.scan(rounding.code(u, scale, lo, hi), tracer.to(u.dtype), most)
+    spikes = codes.diff(dim=0, prepend=tracer.to(u.dtype)[None])
+    return codes.to(tracer.dtype), spikes.abs().view(len(u), samples, -1).sum(dim=2)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for module in (folded, drive, choose):  # compiled loops are no operators, and fast ones look at their data
+        monkeypatch.setattr(module, "numba_is_here", lambda: False)
+    monkeypatch.setattr(folded.neuron, "walk", plain_walk)
+    may_record = graphs._may_record
+
+    def on_any_device(engine: Any, inputs: Any) -> bool:
+        images = torch.empty(0)
+        images.__class__ = type("OnGpu", (torch.Tensor,), {"is_cuda": True})
+        return may_record(engine, {"images": images})
+
+    monkeypatch.setattr(graphs, "_may_record", on_any_device)
+    Graph.recorded = Graph.replayed = 0
+    return Graph
+
+
+def network() -> tuple[Any, torch.Tensor]:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(**shape, image_size=8, patch_size=4, hidden_act="relu")
+    images = torch.randn(6, 3, 8, 8)
+    model = transformers.ViTForImageClassification(config)
+    return spikezip.convert(spikezip.calibrate(spikezip.quantize(model), images)), images
+
+
+def same(a: Any, b: Any) -> bool:
+    sites = a.spike_counts
+    return torch.equal(a.logits_per_step, b.logits_per_step) and all(
+        torch.equal(sites[name], b.spike_counts[name]) and torch.equal(a.tracers[name], b.tracers[name])
+        for name in sites
+    )
+
+
+def run(snn: Any, images: torch.Tensor, **other: Any) -> Any:
+    return spikezip.simulate(snn, images, 12, **{"engine": "folded", "chunk": 3, "stop_early": False, **other})
+
+
+def test_replayed_chunks_give_the_same_spikes(recorded: type[Graph]) -> None:
+    snn, images = network()
+    first, second, third = images.chunk(3)
+    expected = [spikezip.simulate(snn, x, 12, "spike", stop_early=False) for x in (first, second, third)]
+    found = [run(snn, x) for x in (first, second, third)]
+    assert recorded.recorded == 1 and recorded.replayed == 3 + 4 + 4  # the first chunk of all runs plainly
+    assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_runs_that_take_turns_keep_their_tracers(recorded: type[Graph]) -> None:
+    snn, images = network()
+    run(snn, images[:2])
+    engines = [drive.start(snn, images[i : i + 2], "folded") for i in (0, 2)]
+    for _ in range(3):
+        for prepared, engine in engines:
+            with drive.executing(engine):
+                engine.advance(snn.network, prepared.inputs, 3)
+    assert recorded.replayed == 3 + 6
+    for i, (_, engine) in zip((0, 2), engines, strict=True):
+        expected = spikezip.simulate(snn, images[i : i + 2], 9, "spike", stop_early=False).tracers
+        assert all(torch.equal(expected[name], tracer.float()) for name, tracer in engine.tracers.items())
+
+
+def test_samples_that_leave_the_batch(recorded: type[Graph]) -> None:
+    snn, images = network()
+    run(snn, images)
+    prepared, engine = drive.start(snn, images, "folded")
+    kept = torch.tensor([4, 1])
+    with drive.executing(engine):
+        engine.advance(snn.network, prepared.inputs, 3)
+        engine.select(kept)
+        for _ in range(3):  # of another shape: plainly, then recorded
+            engine.advance(snn.network, {"pixel_values": images[kept]}, 3)
+    expected = spikezip.simulate(snn, images[kept], 12, "spike", stop_early=False).tracers
+    assert recorded.recorded == 2
+    assert all(torch.equal(expected[name], tracer.float()) for name, tracer in engine.tracers.items())
+
+
+def test_changed_weights_are_recorded_anew(recorded: type[Graph]) -> None:
+    snn, images = network()
+    run(snn, images)
+    with torch.no_grad():
+        snn.classifier.bias.add_(1.0)
+    expected = spikezip.simulate(snn, images, 12, "spike", stop_early=False)
+    assert same(expected, run(snn, images)) and recorded.recorded == 2
+
+
+def test_few_graphs_are_kept(recorded: type[Graph]) -> None:
+    snn, images = network()
+    for size in (1, 2, 3, 4):
+        run(snn, images[:size])
+    memory = graphs._memories[snn]
+    assert len(memory.recordings) == graphs.MOST
+    graphs.forget()
+    assert not memory.recordings
+
+
+def test_what_cannot_be_recorded_runs_plainly(recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    snn, images = network()
+
+    @contextmanager
+    def refused(graph: Graph) -> Iterator[None]:
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", refused)
+    expected = spikezip.simulate(snn, images, 12, "spike", stop_early=False)
+    assert same(expected, run(snn, images)) and recorded.replayed == 0
+
+
+@pytest.mark.parametrize(
+    "setting", [{"coding": "rate"}, {"stagger": 0.5}, {"count_neurons": True}, {"record": ["layers.0.attention.p"]}]
+)
+def test_runs_whose_steps_differ_are_not_recorded(recorded: type[Graph], setting: Any) -> None:
+    snn, images = network()
+    run(snn, images, **setting)
+    run(snn, images, **setting)
+    assert recorded.recorded == 0
+
+
+def test_the_size_of_layers_is_known_from_an_earlier_run(recorded: type[Graph]) -> None:
+    snn, images = network()
+    _, engine = drive.start(snn, images, "folded")
+    assert drive.known_size(engine, snn, {"pixel_values": images}) is None
+    run(snn, images)
+    largest = max(neuron.numel() for neuron in run(snn, images).tracers.values())
+    assert drive.known_size(engine, snn, {"pixel_values": images}) == largest
+    assert list(_sizes(engine, 40, largest, stop_early=True)) == [14, 14, 12]
+    assert list(_sizes(engine, 64, largest, stop_early=False)) == [32, 32]
+    assert list(_sizes(engine, 64, 10**9, stop_early=False))[:2] == [2, 2]
+    assert list(_sizes(engine, 20, None, stop_early=True))[0] == 1
+
+
+def _sizes(engine: Any, limit: int, known: int | None, stop_early: bool) -> Iterator[int]:
+    engine.done = 0
+    for n in drive.chunks(limit, None, engine, known, stop_early):
+        yield n
+        engine.done += n
