@@ -8,7 +8,8 @@
 Shapes, T, batch and device are the same for all rows. Weights are random, unless a trained network is named. Every
 row runs in a process of its own, so that peak memory is its own. Before any timing, each row of ours is compared with
 the spike engine on the first samples: the spikes of all sites and steps, and the logits. The timed runs must have the
-same spikes there, too. A row that differs is WRONG, gets no speed, and the exit code is 1.
+same spikes there, too. Samples of a trained network that leave when they are sure have theirs compared up to then. A
+row that differs is WRONG, gets no speed, and the exit code is 1.
 
 Memory is all that is allocated on a GPU, weights included; on the CPU what the process grows by while it runs, which
 includes compiled loops.
@@ -39,6 +40,8 @@ from torch import Tensor
 
 import spikezip
 from spikezip.errors import SpikezipError
+from spikezip.measure.exit_rule import ExitRule
+from spikezip.measure.exits import Exits, simulate_until_confident
 from spikezip.simulate.drive import ENGINES
 from spikezip.simulate.run import Run
 
@@ -53,6 +56,7 @@ class Row:
     name: str
     engine: str | None = None
     stop_early: bool = False
+    confident: bool = False
     tf32: bool = False
 
 
@@ -67,8 +71,12 @@ def rows(args: argparse.Namespace) -> list[Row]:
             if args.device.startswith("cuda"):
                 found.append(Row(f"{name}, TF32 products", tf32=True))
     for engine in ENGINES:
+        if engine == "event" and args.device.startswith("cuda"):
+            continue  # it computes on the CPU
         if engine != "spike":
             found += [Row(engine, engine), Row(f"{engine}, stops at equilibrium", engine, stop_early=True)]
+            if args.network is not None:  # random weights are never sure
+                found.append(Row(f"{engine}, leaves when sure", engine, confident=True))
         elif not args.no_spike:
             found.append(Row(engine, engine))
     return found
@@ -91,10 +99,15 @@ def missing_packages() -> list[str]:
 # --- are the spikes right?
 
 
-def verdict(expected: Run, got: Run) -> str:
+def verdict(expected: Run, got: Run | Exits) -> str:
     """`equal`, or WRONG and where it begins: all sites, all steps, and the logits bit by bit."""
-    words = counts_verdict(counts_of(expected), counts_of(got))
-    if words == "equal" and not torch.equal(expected.logits_per_step, got.logits_per_step):
+    words = counts_verdict(cut_off(counts_of(expected), got), counts_of(got))
+    if isinstance(got, Exits):
+        logits = torch.stack([expected.logits_per_step[t - 1, i] for i, t in enumerate(got.steps.tolist())])
+        same = torch.equal(logits, got.logits)
+    else:
+        same = torch.equal(expected.logits_per_step, got.logits_per_step)
+    if words == "equal" and not same:
         return "WRONG: other logits"
     return words
 
@@ -115,12 +128,27 @@ def _unequal_steps(expected: list[list[int]], got: list[list[int]]) -> list[int]
     return [t for t, pair in enumerate(zip(expected, got, strict=True), 1) if pair[0] != pair[1]]
 
 
-def counts_of(run: Run, samples: int | None = None) -> Counts:
+def cut_off(expected: Counts, got: Run | Exits) -> Counts:
+    """What is expected of samples that leave: their spikes up to then, and none after."""
+    if isinstance(got, Run):
+        return expected
+    steps = got.steps.tolist()
+    last = max(steps)
+    return {
+        site: [[n if t <= at else 0 for n, at in zip(row, steps, strict=False)] for t, row in enumerate(rows[:last], 1)]
+        for site, rows in expected.items()
+    }
+
+
+def counts_of(run: Run | Exits, samples: int | None = None) -> Counts:
     return {site: counts[:, :samples].tolist() for site, counts in run.spike_counts.items()}
 
 
-def simulate(args: argparse.Namespace, row: Row, snn: Any, batch: dict[str, Tensor]) -> Run:
+def simulate(args: argparse.Namespace, row: Row, snn: Any, batch: dict[str, Tensor]) -> Run | Exits:
     assert row.engine is not None
+    if row.confident:
+        rule = ExitRule("margin", args.margin, patience=2)
+        return simulate_until_confident(snn, batch, rule, row.engine, chunk=args.chunk, max_steps=args.steps)
     return spikezip.simulate(snn, batch, args.steps, row.engine, stop_early=row.stop_early, chunk=args.chunk)
 
 
@@ -173,13 +201,18 @@ def measure(args: argparse.Namespace, row: Row, expected: Counts | None) -> dict
         if cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-        if isinstance(result, Run) and expected is not None:
-            words = counts_verdict(expected, counts_of(result, args.check))
+        if isinstance(result, (Run, Exits)) and expected is not None:
+            words = counts_verdict(cut_off(expected, result), counts_of(result, args.check))
             if words != "equal":
                 return {"error": words}
     memory = torch.cuda.max_memory_allocated() / 2**20 if cuda else peak_resident() - before
-    run = result if isinstance(result, Run) else None
-    predictions = (result if run is None else run.logits_per_step)[-1].argmax(-1).cpu()
+    taken: float = args.steps
+    if isinstance(result, Exits):
+        predictions, taken = result.answers.cpu(), result.steps.float().mean().item()
+    elif isinstance(result, Run):
+        predictions, taken = result.logits_per_step[-1].argmax(-1).cpu(), result.computed_steps
+    else:
+        predictions = result[-1].argmax(-1).cpu()
     same_network = not row.name.startswith("SpikingJelly")
     right = None if labels is None or not same_network else (predictions == labels[: args.batch]).float().mean().item()
     return {
@@ -187,7 +220,7 @@ def measure(args: argparse.Namespace, row: Row, expected: Counts | None) -> dict
         "memory": memory,
         "predictions": predictions.tolist(),
         "accuracy": right,
-        "computed_steps": args.steps if run is None else run.computed_steps,
+        "computed_steps": taken,
     }
 
 
@@ -283,7 +316,7 @@ def tabulate(args: argparse.Namespace, lines: list[Row], results: dict[str, dict
     table: list[dict[str, Any]] = []
     for row in lines:
         result = results[row.name]
-        entry = {"name": row.name, "engine": row.engine, "stop_early": row.stop_early}
+        entry = {"name": row.name, "engine": row.engine, "stop_early": row.stop_early, "confident": row.confident}
         entry["verdict"] = describe(row, result, ours)
         keys = ("seconds", "memory", "accuracy", "computed_steps")
         table.append(entry | {key: None if "error" in result else result[key] for key in keys})
@@ -311,8 +344,9 @@ def text(args: argparse.Namespace, table: list[dict[str, Any]]) -> str:
             "" if not labelled else f"{'–' if entry['accuracy'] is None else format(entry['accuracy'], '.2%'):>10}"
         )
         words = entry["verdict"]
-        if entry["stop_early"] and entry["seconds"] is not None:
-            words += f"; {entry['computed_steps']} of {args.steps} steps computed"
+        if entry["seconds"] is not None and (entry["stop_early"] or entry["confident"]):
+            each = " on average" if entry["confident"] else ""
+            words += f"; {entry['computed_steps']:.3g} of {args.steps} steps{each}"
         out.append(f"{entry['name']:{wide}} {speed:>11} {ratio:>8} {memory:>6} MiB{accuracy}  {words}")
     return "\n".join(out)
 
@@ -337,7 +371,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-spike", action="store_true", help="do not time the spike engine; it still is the judge")
     parser.add_argument("--chunk", type=int, default=None, help="steps that an engine takes at once")
     parser.add_argument("--rounds", type=int, default=3, help="each row in turn, this often; the fastest run counts")
-    parser.add_argument("--repeats", type=int, default=2, help="runs within a round; from 2, the first warms up")
+    parser.add_argument("--repeats", type=int, default=3, help="runs within a round; the first ones warm up")
+    parser.add_argument("--margin", type=float, default=2.0, help="lead of the best answer at which a sample leaves")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", help="also write the figures to this file")

@@ -1,6 +1,5 @@
 """Confidence exit: a sample leaves the batch once its answer is settled, and costs nothing from then on."""
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,15 +79,16 @@ def simulate_until_confident(
     prepared, driver = start(snn, batch, engine, rule.coding, rule.max_spike, rule.stagger)
     limit = step_limit(snn, "equilibrium", max_steps, driver.settings)
     inputs, device = prepared.inputs, snn.device
-    here = torch.arange(prepared.size, device=device)  # the samples that are still in, by their number in the batch
+    here = torch.arange(prepared.size, device=device)  # the samples in the batch, by their number
+    inside = torch.ones_like(here, dtype=torch.bool)  # and which of them have not left yet
     streak = torch.zeros_like(here)
-    steps, confident = torch.zeros_like(here), torch.zeros_like(here, dtype=torch.bool)
+    steps, confident = torch.zeros_like(here), torch.zeros_like(inside)
     logits: Tensor | None = None
-    counts: dict[str, list[Tensor]] = defaultdict(list)
+    counts: list[Tensor] = []  # [n, sites, B] of each chunk
     neurons: dict[str, int] = {}
     with executing(driver):
         for n in chunks(limit, 1 if chunk is None and engine == "spike" else chunk, driver):
-            before = driver.done
+            before, advances = driver.done, _advances(driver)
             outputs = check_finite(primary(driver.advance(snn.network, inputs, n)))  # [n, b, classes]
             at, streak = rule.follow(rule.met(outputs), streak, before)
             last_spike = driver.last_spike()
@@ -96,28 +96,50 @@ def simulate_until_confident(
             end = torch.where((end == 0) & (driver.done >= limit), limit, end)
             early = (at > 0) & ((end == 0) | (at <= end))
             left = torch.where(early, at, end)  # 0 for those that stay
-            gone = left > 0
+            gone = (left > 0) & inside
 
             logits = outputs.new_zeros(prepared.size, outputs.shape[-1]) if logits is None else logits
             logits[here[gone]] = outputs[left[gone] - 1 - before, gone.nonzero()[:, 0]]
             steps[here[gone]], confident[here[gone]] = left[gone], early[gone]
             numbers = torch.arange(before + 1, driver.done + 1, device=device)[:, None]
-            counted = ~gone | (numbers <= left)
-            for site, recorded in driver.spike_counts.items():
-                whole = torch.zeros(n, prepared.size, dtype=torch.int64, device=device)
-                whole[:, here] = (torch.cat(recorded)[before:] * counted).to(torch.int64)
-                counts[site].append(whole)
+            counted = inside & (~gone | (numbers <= left))
+            fired = torch.stack([torch.cat(chunks[advances:]) for chunks in driver.spike_counts.values()], dim=1)
+            whole = torch.zeros(n, fired.shape[1], prepared.size, dtype=torch.int64, device=device)
+            whole[:, :, here[inside]] = (fired * counted[:, None])[:, :, inside].to(torch.int64)
+            counts.append(whole)
             neurons = neurons or {site: codes.numel() // len(here) for site, codes in driver.tracers.items()}
-            if bool(gone.all()):
+            inside &= ~gone
+            if not bool(inside.any()):
                 break
-            if bool(gone.any()):
-                staying = (~gone).nonzero()[:, 0]
+            staying = _staying(inside)
+            if len(staying) < len(here):
                 inputs = {name: _rows(value, staying, len(here)) for name, value in inputs.items()}
-                here, streak = here[staying], streak[staying]
+                here, inside, streak = here[staying], inside[staying], streak[staying]
                 driver.select(staying)
     assert logits is not None
-    last = int(steps.max())
-    return Exits(logits, steps, confident, {site: torch.cat(c)[:last] for site, c in counts.items()}, neurons)
+    over_time = torch.cat(counts)[: int(steps.max())]
+    spike_counts = dict(zip(driver.spike_counts, over_time.unbind(dim=1), strict=True))
+    return Exits(logits, steps, confident, spike_counts, neurons)
+
+
+def _advances(driver: Any) -> int:
+    return max((len(chunks) for chunks in driver.spike_counts.values()), default=0)
+
+
+def _staying(inside: Tensor) -> Tensor:
+    """The rows to go on with: of samples that have not left, on a GPU filled up to a power of two with others.
+
+    There few sizes of batch are better than small ones: for each, a chunk of steps is recorded once.
+
+    Example:
+        >>> _staying(torch.tensor([True, False, True, True]))
+        tensor([0, 2, 3])
+    """
+    rows = inside.nonzero()[:, 0]
+    if not inside.is_cuda:
+        return rows
+    size = min(1 << (len(rows) - 1).bit_length(), len(inside))
+    return torch.cat([rows, (~inside).nonzero()[: size - len(rows), 0]])
 
 
 def _rows(value: Any, samples: Tensor, batch: int) -> Any:

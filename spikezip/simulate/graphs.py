@@ -18,7 +18,8 @@ from spikezip.simulate.outputs import map_tensors
 if TYPE_CHECKING:
     from spikezip.simulate.folded import FoldedEngine
 
-MOST = 2  # graphs of a network: each keeps the memory that its chunk needs
+MOST = 6  # graphs of a network: each keeps the memory that its chunk needs
+_SEEN = 256  # shapes of batches that are remembered
 _ALIGNED = 256  # bytes at which a tracer begins
 
 
@@ -98,7 +99,7 @@ class Memory:
     """What is remembered of a network: shapes that were seen, and graphs for some of them."""
 
     def __init__(self) -> None:
-        self.shapes: dict[Any, Shapes] = {}
+        self.shapes: OrderedDict[Any, Shapes] = OrderedDict()
         self.seen: set[Any] = set()
         self.refused: set[Any] = set()  # what cannot be recorded: a model that waits for the GPU in its forward pass
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
@@ -111,6 +112,13 @@ class Memory:
             self.weights = weights
             self.seen.clear()
             self.recordings.clear()
+
+    def saw(self, batch: Any, key: Any, shapes: Shapes) -> None:
+        self.shapes[batch] = shapes
+        self.seen.add(key)
+        if len(self.shapes) > _SEEN:
+            oldest, _ = self.shapes.popitem(last=False)
+            self.seen = {each for each in self.seen if each[:-1] != oldest}
 
 
 _memories: "weakref.WeakKeyDictionary[nn.Module, Memory]" = weakref.WeakKeyDictionary()
@@ -137,8 +145,7 @@ def advance(engine: "FoldedEngine", network: Any, inputs: dict[str, Any], steps:
     if key in memory.recordings:
         return memory.recordings[key].replay(engine, inputs)
     output = engine.run(network, inputs, steps)
-    memory.shapes[batch] = Shapes(engine)
-    memory.seen.add(key)
+    memory.saw(batch, key, Shapes(engine))
     return output
 
 

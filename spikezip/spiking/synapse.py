@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikezip.execution import current
-from spikezip.ops import grid
+from spikezip.ops import grid, kernels
 from spikezip.spiking.neuron import Neuron
 from spikezip.spiking.unscaled import Product, Unscaled
 
@@ -204,7 +204,10 @@ def input_conv(
     if scale is None:
         return F.conv2d(x, codes, bias, **geometry)
     kernel = codes.to(torch.float64)
-    integers = grid.fixed_point(x, grid.linear_bound(kernel, 1) if check else None, f"the input of {name}")
+    bound: float | Tensor | None = None
+    if check:
+        bound = grid.largest_sum(kernel) if kernels.is_recording(x) else grid.linear_bound(kernel, 1)
+    integers = grid.fixed_point(x, bound, f"the input of {name}")
     total = F.conv2d(integers, kernel, None, **geometry)
     factor = scale.to(torch.float64) * 2.0**-grid.INPUT_FRACTION_BITS
     y = (total * factor.view(1, -1, 1, 1)).to(x.dtype)

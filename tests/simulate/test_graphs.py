@@ -11,10 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import spikezip
+from spikezip.ops import kernels
 from spikezip.ops.grid import choose
 from spikezip.ops.neuron import reference
 from spikezip.ops.rounding import reference as rounding
 from spikezip.simulate import drive, folded, graphs
+from spikezip.spiking.unscaled import Late
 
 
 class Graph:
@@ -34,12 +36,26 @@ class Graph:
                     old.copy_(new)
 
 
+# What makes the host wait for the GPU, or copies from it: a number of a tensor, a tensor of numbers.
+WAITING = (
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.lift_fresh.default,
+)
+
+
 class Noting(TorchDispatchMode):
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self.graph = graph
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, Late) for kind in types):
+            return NotImplemented  # what it does is noted, operator by operator
+        if func in WAITING:
+            raise RuntimeError(f"{func} is not permitted while a stream is being captured")
         result = func(*args, **(kwargs or {}))
         self.graph.calls.append((func, args, kwargs or {}, tree_flatten(result)[0]))
         return result
@@ -48,7 +64,8 @@ class Noting(TorchDispatchMode):
 @contextmanager
 def recording(graph: Graph) -> Iterator[None]:
     Graph.recorded += 1
-    with Noting(graph):
+    with Noting(graph), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "is_recording", lambda x: True)
         yield
 
 
@@ -85,7 +102,7 @@ def network() -> tuple[Any, torch.Tensor]:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.ViTConfig(**shape, image_size=8, patch_size=4, hidden_act="relu")
-    images = torch.randn(6, 3, 8, 8)
+    images = torch.randn(8, 3, 8, 8)
     model = transformers.ViTForImageClassification(config)
     return spikezip.convert(spikezip.calibrate(spikezip.quantize(model), images)), images
 
@@ -104,10 +121,11 @@ def run(snn: Any, images: torch.Tensor, **other: Any) -> Any:
 
 def test_replayed_chunks_give_the_same_spikes(recorded: type[Graph]) -> None:
     snn, images = network()
-    first, second, third = images.chunk(3)
+    first, second, third = images[:6].chunk(3)
     expected = [spikezip.simulate(snn, x, 12, "spike", stop_early=False) for x in (first, second, third)]
     found = [run(snn, x) for x in (first, second, third)]
-    assert recorded.recorded == 1 and recorded.replayed == 3 + 4 + 4  # the first chunk of all runs plainly
+    assert recorded.recorded == 1
+    assert recorded.replayed == 3 + 4 + 4  # the first chunk of all runs plainly
     assert all(same(a, b) for a, b in zip(expected, found, strict=True))
 
 
@@ -146,17 +164,26 @@ def test_changed_weights_are_recorded_anew(recorded: type[Graph]) -> None:
     with torch.no_grad():
         snn.classifier.bias.add_(1.0)
     expected = spikezip.simulate(snn, images, 12, "spike", stop_early=False)
-    assert same(expected, run(snn, images)) and recorded.recorded == 2
+    assert same(expected, run(snn, images))
+    assert recorded.recorded == 2
 
 
 def test_few_graphs_are_kept(recorded: type[Graph]) -> None:
     snn, images = network()
-    for size in (1, 2, 3, 4):
+    for size in range(1, graphs.MOST + 2):
         run(snn, images[:size])
     memory = graphs._memories[snn]
     assert len(memory.recordings) == graphs.MOST
     graphs.forget()
     assert not memory.recordings
+
+
+def test_an_input_too_large_is_told(recorded: type[Graph]) -> None:
+    snn, images = network()
+    run(snn, images)
+    with pytest.raises(spikezip.SpikezipError, match=r"is it normalised\?"):
+        run(snn, images * 1e12)
+    assert recorded.recorded == 1
 
 
 def test_what_cannot_be_recorded_runs_plainly(recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +196,8 @@ def test_what_cannot_be_recorded_runs_plainly(recorded: type[Graph], monkeypatch
 
     monkeypatch.setattr(torch.cuda, "graph", refused)
     expected = spikezip.simulate(snn, images, 12, "spike", stop_early=False)
-    assert same(expected, run(snn, images)) and recorded.replayed == 0
+    assert same(expected, run(snn, images))
+    assert recorded.replayed == 0
 
 
 @pytest.mark.parametrize(
@@ -192,7 +220,7 @@ def test_the_size_of_layers_is_known_from_an_earlier_run(recorded: type[Graph]) 
     assert list(_sizes(engine, 40, largest, stop_early=True)) == [14, 14, 12]
     assert list(_sizes(engine, 64, largest, stop_early=False)) == [32, 32]
     assert list(_sizes(engine, 64, 10**9, stop_early=False))[:2] == [2, 2]
-    assert list(_sizes(engine, 20, None, stop_early=True))[0] == 1
+    assert next(_sizes(engine, 20, None, stop_early=True)) == 1
 
 
 def _sizes(engine: Any, limit: int, known: int | None, stop_early: bool) -> Iterator[int]:
@@ -200,3 +228,35 @@ def _sizes(engine: Any, limit: int, known: int | None, stop_early: bool) -> Iter
     for n in drive.chunks(limit, None, engine, known, stop_early):
         yield n
         engine.done += n
+
+
+MODELS: dict[str, Any] = {
+    "bert": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**TINY, vocab_size=30)),
+    "roberta": lambda: transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**TINY, vocab_size=30)),
+    "swin": lambda: transformers.SwinForImageClassification(
+        transformers.SwinConfig(
+            image_size=8, patch_size=2, embed_dim=8, depths=[2], num_heads=[2], window_size=2, hidden_act="relu"
+        )
+    ),
+    "deit": lambda: transformers.DeiTForImageClassification(
+        transformers.DeiTConfig(**TINY, image_size=8, patch_size=4)
+    ),
+}
+TINY = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_act": "relu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_pass_waits_for_the_gpu(recorded: type[Graph], name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    batch: Any = {"pixel_values": torch.randn(2, 3, 8, 8)}
+    if name in ("bert", "roberta"):
+        mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+        batch = {"input_ids": torch.randint(3, 30, (2, 4)), "attention_mask": mask}
+    snn = spikezip.convert(spikezip.calibrate(spikezip.quantize(model), batch))
+    expected = spikezip.simulate(snn, batch, 12, "spike", stop_early=False)
+    assert all(same(expected, run(snn, batch)) for _ in range(2))
+    assert recorded.replayed == 3 + 4
+    assert not graphs._memories[snn].refused

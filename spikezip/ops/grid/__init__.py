@@ -8,6 +8,7 @@ from spikezip.ops.grid.reference import (
     accumulator,
     fixed_point,
     halves,
+    largest_sum,
     linear_bound,
 )
 
@@ -18,6 +19,7 @@ __all__ = [
     "add_scaled",
     "fixed_point",
     "halves",
+    "largest_sum",
     "linear",
     "linear_bound",
     "matmul",

@@ -53,7 +53,17 @@ def linear_bound(weight: Tensor, largest_code: int) -> int:
         >>> linear_bound(torch.tensor([[3.0, -4.0], [1.0, 1.0]]), largest_code=31)
         217
     """
-    return int(weight.flatten(1).to(torch.float64).abs().sum(dim=1).max()) * largest_code
+    return int(largest_sum(weight)) * largest_code
+
+
+def largest_sum(weight: Tensor) -> Tensor:
+    """The largest sum of magnitudes over the output channels, as a number on the device of the weight.
+
+    Example:
+        >>> largest_sum(torch.tensor([[3.0, -4.0], [1.0, 1.0]]))
+        tensor(7., dtype=torch.float64)
+    """
+    return weight.flatten(1).to(torch.float64).abs().sum(dim=1).max()
 
 
 def accumulator(bound: int, what: str) -> torch.dtype:
@@ -90,18 +100,17 @@ def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.matmul(a.to(dtype), b.to(dtype))
 
 
-def fixed_point(x: Tensor, bound: float | None, what: str) -> Tensor:
+def fixed_point(x: Tensor, bound: float | Tensor | None, what: str) -> Tensor:
     """A float input as integers in units of 2^-16 (float64), after checking that sums up to `bound·|x|` stay exact.
 
-    Without a bound nothing is checked.
+    Without a bound nothing is checked. A bound that is a tensor is not looked at: what is too large becomes no number.
 
     Example:
         >>> fixed_point(torch.tensor([0.5, -1.0]), bound=100, what="the input")
         tensor([ 32768., -65536.], dtype=torch.float64)
     """
     integers = torch.floor(x.to(torch.float64) * 2**INPUT_FRACTION_BITS + 0.5)
-    if bound is not None and x.is_cuda and torch.cuda.is_current_stream_capturing():
-        # Nobody can look while a graph is recorded. What is too large becomes no number, and neurons tell of that.
+    if isinstance(bound, Tensor):
         return torch.where(integers.abs().amax() * bound < 2**53, integers, torch.nan)
     if bound is not None and x.numel() and float(integers.abs().max()) * bound >= 2**53:
         raise ConfigError(f"{what} holds values up to {float(x.abs().max()):.3g}: too large; normalise it")

@@ -100,7 +100,9 @@ def walk_products(
 
 
 def not_a_number() -> SpikezipError:
-    return SpikezipError("what reaches a neuron is not a number; check the weights and the scales of the sites")
+    return SpikezipError(
+        "what reaches a neuron is not a number; check the input (is it normalised?), the weights and the scales of the sites"
+    )
 
 
 def _narrow(tracers: Tensor, counts: Tensor, tracer: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from spikezip.ops.rounding.triton import next_spike, unit
 
 # A tile of neurons, how much of the depth is loaded at once, and how it runs.
 ROWS, COLUMNS, DEPTH = 64, 128, 128
-WARPS, STAGES = 4, 3
+WARPS, STAGES = 4, 4
 
 
 @triton.jit
