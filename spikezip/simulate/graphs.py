@@ -101,7 +101,7 @@ class Memory:
     def __init__(self) -> None:
         self.shapes: OrderedDict[Any, Shapes] = OrderedDict()
         self.seen: set[Any] = set()
-        self.refused: set[Any] = set()  # what cannot be recorded: a model that waits for the GPU in its forward pass
+        self.refused: dict[Any, str] = {}  # what cannot be recorded, and why: a model may wait for the GPU
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.weights: Any = None
 
@@ -140,8 +140,8 @@ def advance(engine: "FoldedEngine", network: Any, inputs: dict[str, Any], steps:
             memory.recordings.popitem(last=False)
         try:
             memory.recordings[key] = Recording(engine, network, inputs, steps, memory.shapes[batch])
-        except RuntimeError:  # something waits for the GPU, or the memory is short: without a graph, then
-            memory.refused.add(key)
+        except RuntimeError as error:  # something waits for the GPU, or the memory is short: without a graph, then
+            memory.refused[key] = str(error)
     if key in memory.recordings:
         return memory.recordings[key].replay(engine, inputs)
     output = engine.run(network, inputs, steps)

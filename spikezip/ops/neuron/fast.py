@@ -101,7 +101,7 @@ def walk_products(
 
 def not_a_number() -> SpikezipError:
     return SpikezipError(
-        "what reaches a neuron is not a number; check the input (is it normalised?), the weights and the scales of the sites"
+        "what reaches a neuron is not a number; check the input (is it normalised?), the weights and the scales"
     )
 
 
