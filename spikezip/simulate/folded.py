@@ -20,6 +20,7 @@ from spikezip.simulate.engine import Engine
 from spikezip.simulate.fused import attend
 from spikezip.simulate.outputs import map_tensors, stack_outputs
 from spikezip.spiking.norm import Normed
+from spikezip.spiking.repeated import Repeated
 from spikezip.spiking.unscaled import Product, Sum, Unscaled, plain
 
 After = tuple[Tensor, Tensor | None] | None
@@ -27,6 +28,7 @@ Sums = Tensor | Product  # among tensors also a `Normed`, a LayerNorm that waits
 
 
 class FoldedEngine(Engine):
+    in_place = False  # whether tracers are changed where they lie, as a graph must do it, which is replayed
     at_once: int | None = None  # the most steps that have fitted into the memory, once some have not
 
     def takes_unscaled(self, total: Tensor) -> bool:
@@ -111,11 +113,15 @@ class FoldedEngine(Engine):
         steps = self.steps
         sums, after = self._sums(site, u)
         order = list(range(u.ndim))
-        if not isinstance(sums, Normed) and not site.step_size.ndim:  # channels that have a scale each stay last
+        if (
+            not isinstance(sums, (Normed, Repeated)) and not site.step_size.ndim
+        ):  # channels that have a scale each stay last
             order = _order(u.moved if isinstance(u, Unscaled) and after is not None else plain(u)) or order
         shape = (u.shape[0] // steps, *u.shape[1:])
         before = self.tracer(site, torch.empty((), dtype=u.dtype, device=u.device).expand(shape))
-        if not isinstance(sums, (Product, Normed)):
+        if isinstance(sums, Repeated):
+            sums = sums.once.reshape(1, -1).expand(steps, -1)
+        elif not isinstance(sums, (Product, Normed)):
             sums = self._rows(site, sums.permute(order).contiguous())
         return _Waiting(site, sums, after, [u.shape[i] for i in order], order, before, self.held(site))
 
@@ -129,8 +135,16 @@ class FoldedEngine(Engine):
             if min(self.settings.max_spike, site.hi - site.lo) > 127:
                 all_codes = all_codes.to(torch.int16)  # int8 codes may lie further apart than int8 can say
             self.keep(site, all_codes.diff(dim=0))
-        self.tracers[site.name] = over_time[-1].clone()
+        self.move_on(site, over_time[-1])
         return codes
+
+    def move_on(self, site: SiteLike, last: Tensor, own: bool = False) -> None:
+        """Where a site's tracers stand after this chunk: a copy, unless they have memory of their own."""
+        if self.in_place:
+            if last.data_ptr() != self.tracers[site.name].data_ptr():
+                self.tracers[site.name].copy_(last)
+        else:
+            self.tracers[site.name] = last if own else last.clone()
 
     def _rows(self, site: SiteLike, flat: Tensor) -> Tensor:
         """Running sums `[n, neurons]`; while the input rises, of its share."""
@@ -143,8 +157,10 @@ class FoldedEngine(Engine):
         """Running sums; or integer sums, perhaps still to be computed, with the factor and the bias that scale them."""
         if isinstance(u, Normed) and (u.made or site.entry or self.code_dtype(site, u) != torch.int8):
             return u.scaled(), None
-        if not isinstance(u, Unscaled):
+        if isinstance(u, Repeated) and not u.made and neuron.takes_steady(u.once):
             return u, None
+        if not isinstance(u, Unscaled):
+            return u if isinstance(u, Normed) else plain(u), None
         # Whoever needed the scaled tensor may have changed it.
         whole = "whole" in u.made or site.entry or u.site is not None or not u.scale.ndim
         if whole or self.code_dtype(site, u) != torch.int8 or u.numel() != _size(u):
@@ -208,6 +224,8 @@ class FoldedEngine(Engine):
         if owner not in self.injected:
             self.injected[owner] = layer(x[: x.shape[0] // self.steps])
         once = self.injected[owner]
+        if self.settings.ramp == 1 and kernels.on_gpu(once):
+            return Repeated.of(once, self.steps)
         return once.repeat(self.steps, *[1] * (once.ndim - 1))
 
 

@@ -43,10 +43,11 @@ def attend(
     mix_factor = attention.factor(p, attention.v, 1.0)
     seen = masks if len(masks) else None
     factors, drive = (score_factor, mix_factor), (settings.max_spike, settings.batch)
-    out, p_last, p_counts, o_counts = triton.attention(*turned, seen, p_layer, o_layer, *factors, *drive)
-    for site, last, counts in ((p, p_last, p_counts), (o, out[-1].clone(), o_counts)):
-        engine.tracers[site.name] = last
-        engine.spike_counts[site.name].append(counts)
+    out, p_last, *counts = triton.attention(*turned, seen, p_layer, o_layer, *factors, *drive, engine.in_place)
+    engine.move_on(p, p_last, own=True)
+    engine.move_on(o, out[-1])
+    for site, fired in zip((p, o), counts, strict=True):
+        engine.spike_counts[site.name].append(fired)
 
     def probabilities() -> Tensor:
         """The codes of the probabilities at every step, once more: the kernel does not keep them."""

@@ -37,11 +37,10 @@ class Recording:
         self.derived = [getattr(module, "_parts", None) for module in network.__self__.modules()]
         self.graph = torch.cuda.CUDAGraph()
         runner = type(engine)(engine.settings)
-        runner.tracers, runner.stages = dict(self.tracers), dict(self.stages)
+        runner.tracers, runner.stages, runner.in_place = dict(self.tracers), dict(self.stages), True
         with torch.cuda.graph(self.graph), executing(runner):
             self.output = runner.run(network, self.held, steps)
             self.counts = torch.stack([counts[0] for counts in runner.spike_counts.values()], dim=1)
-            torch._foreach_copy_(list(self.tracers.values()), [runner.tracers[name] for name in self.tracers])
         self.sites = list(runner.spike_counts)
 
     def replay(self, engine: "FoldedEngine", inputs: dict[str, Any]) -> Any:

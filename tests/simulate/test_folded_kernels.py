@@ -64,6 +64,10 @@ def check(model, batch, expected, levels=16, per_channel=False, **drive):
 
 CASES = {
     "vit": """
+from spikezip.spiking.repeated import Repeated
+def nobody(self):
+    raise AssertionError("the input layer was repeated for every step")
+Repeated.scaled = nobody
 config = transformers.ViTConfig(**shape, image_size=12, patch_size=4)
 images = {"pixel_values": torch.randn(2, 3, 12, 12)}
 snn, batch = check(transformers.ViTForImageClassification(config), images, {"product", "attention", "norm"})

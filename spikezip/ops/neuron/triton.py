@@ -14,9 +14,9 @@ from spikezip.ops.rounding.triton import next_spike, unit
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pitch", "steps", "samples"])  # compiled once for all numbers of them
 def _walk_kernel(
-    u_ptr, tracer_ptr, out_ptr, counts_ptr, scale_ptr, factor_ptr, bias_ptr, steps, each, samples, channels,
+    u_ptr, tracer_ptr, out_ptr, counts_ptr, scale_ptr, factor_ptr, bias_ptr, pitch, steps, each, samples, channels,
     product_channels, lo, hi, max_spike,
     of_product: tl.constexpr, with_bias: tl.constexpr, ternary: tl.constexpr,
     block: tl.constexpr,
@@ -42,7 +42,7 @@ def _walk_kernel(
         tl.store(out_ptr + here, tracer.to(out_ptr.dtype.element_ty), mask=inside)
         nan = tl.where(u == u, 0.0, u)  # a NaN has no code: it spoils the count
         tl.atomic_add(counts_ptr + sample, tl.sum(tl.abs(spike) + nan))
-        u_ptr += samples * each  # the pointers move on to the next step
+        u_ptr += pitch  # the pointers move on to the next step
         out_ptr += samples * each
         counts_ptr += samples
 
@@ -58,7 +58,8 @@ def walk(
     after: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `fast.walk`, for tensors on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
-    u, tracer = u.contiguous(), tracer.contiguous()
+    u = u if u.stride() == (0, 1) else u.contiguous()  # the same in all steps, or one after another
+    tracer = tracer.contiguous()
     steps, neurons = u.shape
     each = neurons // samples
     tracers = torch.empty(u.shape, dtype=tracer.dtype, device=u.device)
@@ -68,8 +69,8 @@ def walk(
     limits = (float(lo), float(hi), float(min(max_spike, hi - lo)))
     _walk_kernel[grid](
         u, tracer, tracers, counts, scale.contiguous(), factor.contiguous(),
-        (factor if bias is None else bias).contiguous(), steps, each, samples, max(scale.numel(), 1), factor.numel(),
-        *limits, of_product=after is not None, with_bias=bias is not None,
+        (factor if bias is None else bias).contiguous(), u.stride(0), steps, each, samples, max(scale.numel(), 1),
+        factor.numel(), *limits, of_product=after is not None, with_bias=bias is not None,
         ternary=max_spike == 1, block=BLOCK,
         enable_fp_fusion=False,  # the product and the sum are each rounded, as torch does it
     )  # fmt: skip

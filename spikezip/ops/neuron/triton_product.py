@@ -18,7 +18,7 @@ ROWS, COLUMNS, DEPTH = 64, 128, 128
 WARPS, STAGES = 4, 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "rows"])  # compiled once for all numbers of them
 def _product_kernel(
     codes_tiles, weight_tiles, tracer_tiles, out_tiles, counts_ptr, scale_ptr, factor_ptr, bias_ptr,
     steps, rows, columns, depth, lo, hi, max_spike,

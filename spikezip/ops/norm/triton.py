@@ -61,7 +61,7 @@ def _norm_kernel(
     tl.store(deviation_ptr + row, deviation)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "rows", "rows_each", "samples"])  # compiled once for all numbers of them
 def _walk_kernel(
     x_ptr, added_ptr, unit_ptr, sum_ptr, weight_ptr, bias_ptr, tracer_ptr, out_ptr, counts_ptr, scale_ptr,
     steps, rows, columns, rows_each, samples, lo, hi, max_spike, wide_ptr,

@@ -75,7 +75,10 @@ def _walk_and_mix(e, factor, packed, fresh, v_tiles, now, first_key, shared, mix
     return mixed, fresh, fired + tl.sum(some, axis=1)
 
 
-@triton.jit
+_COUNTS = ["steps", "batch", "samples", "heads", "groups", "queries", "keys", "masks"]
+
+
+@triton.jit(do_not_specialize=_COUNTS)  # compiled once for all numbers of them
 def _attention_kernel(
     q_tiles, k_tiles, v_tiles, mask_tiles, p_tiles, p_out_tiles, k_tails, v_tails, mask_tails, p_tails, p_out_tails,
     o_tiles, out_tiles, p_counts_ptr, o_counts_ptr, p_scale_ptr, o_scale_ptr, score_factor_ptr, mix_factor_ptr,
@@ -190,19 +193,21 @@ def attention(
     mix_factor: Tensor,
     max_spike: int,
     samples: int,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes `[T, B, tokens, heads, d]` of the output, the last codes of the probabilities, both counts `[T, samples]`.
 
     `q`, `k` and `v` are int8 codes `[T, B, tokens, heads, d]`, of fewer heads for `k` and `v` where queries share them.
     The mask `[masks, queries, keys]` is added to the scores, sample b getting mask `b % masks`. B may be a multiple of
-    the samples: windows of an image, say.
+    the samples: windows of an image, say. `in_place` puts the last codes of the probabilities where the first were, if
+    these lie as tiles need it.
     """
     steps, batch, queries, heads, width = q.shape
     keys, shared = k.shape[2:4]
     whole, tail = _tiles_of(keys)
     out = torch.empty(q.shape, dtype=torch.int8, device=q.device)
     p_before = _padded(p.tracer.flatten(0, 1), 16)
-    p_last = torch.empty_like(p_before)
+    p_last = p_before if in_place else torch.empty_like(p_before)
     p_counts, o_counts = torch.zeros(2, steps, samples, device=q.device)
     seen = torch.empty(1, 1, 4, device=q.device) if mask is None else _padded(mask, 4)
     halves = _halves(v)  # tensor cores want the keys of int8 values side by side, those of halves as they lie
