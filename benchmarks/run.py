@@ -405,6 +405,9 @@ def main() -> int:
                 if known is None or "error" in result or result["seconds"] < known["seconds"]:
                     known = result
             results[row.name] = known
+            seconds = known.get("seconds")
+            told = known.get("error") or f"{args.batch / seconds:.2f} per second"
+            print(f"{row.name}: {told}", file=sys.stderr, flush=True)  # it takes minutes
     cuda = args.device.startswith("cuda")
     device = torch.cuda.get_device_name(args.device) if cuda else f"{platform.machine()}, {args.threads} threads"
     table = tabulate(args, lines, results)

@@ -46,6 +46,8 @@ def mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tenso
     """
     if kwargs.get("attention_mask") is not None:
         kwargs["allow_is_bidirectional_skip"] = False
+    elif kwargs.get("allow_is_bidirectional_skip") and kwargs.get("local_size") is None:
+        return None  # transformers makes a mask of ones while a graph is recorded
     seen: Tensor | None = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
     if seen is None:
         return None

@@ -66,6 +66,7 @@ def recording(graph: Graph) -> Iterator[None]:
     Graph.recorded += 1
     with Noting(graph), pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "is_recording", lambda x: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)  # transformers asks for that
         yield
 
 
@@ -127,6 +128,19 @@ def test_replayed_chunks_give_the_same_spikes(recorded: type[Graph]) -> None:
     assert recorded.recorded == 1
     assert recorded.replayed == 3 + 4 + 4  # the first chunk of all runs plainly
     assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_recorded_pass_has_no_other_masks(recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[Any] = []
+
+    def attend(self: Any, owner: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float) -> None:
+        masks.append(mask)
+
+    monkeypatch.setattr(folded.FoldedEngine, "attend", attend)
+    snn, images = network()
+    run(snn, images)
+    assert recorded.recorded == 1
+    assert masks == [None, None]  # of the plain pass and of the recorded one
 
 
 def test_runs_that_take_turns_keep_their_tracers(recorded: type[Graph]) -> None:
