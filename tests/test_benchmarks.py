@@ -200,3 +200,15 @@ def test_spikingjelly_converts_our_network() -> None:
     assert logits.shape == (128, 2, 2)
     # Their sums are float32, and differ from the quantized network's in the last bits.
     torch.testing.assert_close(logits[-1], rival.qann(pixels).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_growth_changes_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    growth = load("growth")
+    args = growth.parse(["--size", "nano", "--image", "32", "--steps", "4", "--batch", "2", "--repeats", "1"])
+    found = growth.variants(args)
+    assert ("tokens", 17, {"image": 64}) in found
+    assert all(len(change) <= 1 for _, _, change in found)
+    assert growth.measure(args) > 0
+    monkeypatch.setitem(ENGINES, "folded", OneSpikeMore)
+    assert growth.measure(args) is None
+    assert growth.line("base", 4, None, None).endswith("WRONG spikes")
