@@ -63,7 +63,7 @@ def simulate_until_confident(
 
     Samples that are done leave the batch. The others do not notice: with weights on the grid each bit is as without.
     The folded and the event engine look after each chunk of steps, the spike engine after each step; `chunk` sets
-    another number. (When samples leave, the event engine writes its pass down again: often is slow there.)
+    another number. (When samples leave, the event engine writes its pass down again, once for each size of batch.)
     A sample that was done within a chunk is counted up to its own step.
 
     Example:

@@ -1,11 +1,12 @@
 """The event engine: the spike domain, where only what fired costs work. For the CPU.
 
-The first step is written down on a tape. From then on neurons are looked at only if their input has changed or they are
-on their way to their code, a product adds what the events bring, and every other operator runs only if something has
-changed for it. A layer at rest costs nothing.
+The first step is written down on a tape, which is kept for further inputs of that shape. From then on neurons are
+looked at only if their input has changed or they are on their way to their code, a product adds what the events bring,
+and every other operator runs only if something has changed for it. A layer at rest costs nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,15 @@ from spikezip.execution import SiteLike
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.event import Layer, Source
 from spikezip.ops.rounding.fast import has_inverse
+from spikezip.simulate import shelf
 from spikezip.simulate.engine import Settings
-from spikezip.simulate.nodes import FloatLinear, Linear, Matmul, Population, Product
+from spikezip.simulate.entry import Watch
+from spikezip.simulate.nodes import FloatLinear, Injection, Linear, Matmul, Population, Product
 from spikezip.simulate.outputs import map_tensors, stack_outputs
 from spikezip.simulate.recorder import Recorder, tensors_of, watched_by
 from spikezip.simulate.source import source_of
 from spikezip.simulate.spike import SpikeEngine
-from spikezip.simulate.tape import Node, Tape
+from spikezip.simulate.tape import Node, Seat, Tape
 from spikezip.spiking.unscaled import plain
 
 
@@ -32,6 +35,7 @@ class EventEngine(SpikeEngine):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.tape: Tape | None = None
+        self.seat = Seat()  # where the nodes that it works with find it
         self.recorder: Recorder | None = None
         self.refused: str | None = None
         self.strange: dict[int, Tensor] = {}  # constants of unknown origin in the first pass
@@ -44,13 +48,25 @@ class EventEngine(SpikeEngine):
 
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
         if self.driven[0] != network or not _same(self.driven[1], inputs):
-            self.tape, self.driven = None, (network, dict(inputs))
+            self._put_down()
+            self.driven = network, dict(inputs)
+        self.seat.engine = self
+        try:
+            outputs = self._outputs(network, inputs, steps)
+        finally:
+            self.seat.engine = None  # a tape that is kept must not keep the engine, nor its network
+        return stack_outputs([map_tensors(output, lambda x: plain(x).unsqueeze(0)) for output in outputs])
+
+    def _outputs(self, network: Any, inputs: dict[str, Any], steps: int) -> list[Any]:
         outputs: list[Any] = []
+        if self.tape is None:
+            self.refused = self.refused or watched_by(network)
+            self._take_up(network, inputs)
         while len(outputs) < steps:
             self.begin(1 if self.tape is None else steps - len(outputs))
             outputs += [self._pass(network, inputs)] if self.tape is None else self.tape.play(self.steps, self.tell)
             self.end()
-        return stack_outputs([map_tensors(output, lambda x: plain(x).unsqueeze(0)) for output in outputs])
+        return outputs
 
     def begin(self, steps: int) -> None:
         super().begin(steps)
@@ -83,10 +99,10 @@ class EventEngine(SpikeEngine):
 
     def _pass(self, network: Any, inputs: dict[str, Any]) -> Any:
         """One forward pass of the network; on the way it is written down, if that is possible."""
-        self.refused = self.refused or watched_by(network)
         if self.refused is not None:
             return network(**inputs)
-        with Recorder([*tensors_of(network), *inputs.values(), *self.injected.values()]) as self.recorder:
+        known = (*tensors_of(network), *inputs.values(), *self.injected.values())
+        with Recorder(known, inputs) as self.recorder, Watch(self.recorder.entry):
             output = network(**inputs)
         recorder, self.recorder = self.recorder, None
         tape, self.refused = recorder.tape(output), recorder.refused
@@ -98,8 +114,42 @@ class EventEngine(SpikeEngine):
             self.populations = {}
         else:
             self._connect(tape)
+            tape.seat = self.seat
+            shelf.keep(tape, self, network, inputs)
         self.tape = tape
         return output
+
+    def _take_up(self, network: Any, inputs: dict[str, Any]) -> None:
+        """Go on with a tape of an earlier run, if there is one for such inputs."""
+        if self.refused is not None:
+            return
+
+        def fits(tape: Tape) -> bool:
+            before, found = dict(self.injected), False
+            tape.seat.engine = self
+            try:
+                found = tape.restart(inputs)
+            finally:
+                if not found:
+                    tape.seat.engine, self.injected = None, before
+            return found
+
+        self.tape = shelf.take(self, network, inputs, fits)
+        if self.tape is not None:
+            self.seat = self.tape.seat
+
+    def _put_down(self) -> None:
+        """Let others have the tape."""
+        if self.tape is not None:
+            self.tape.owner = None
+        self.tape, self.populations, self.seat = None, {}, Seat()
+
+    def meet(self, population: Population, still: Tensor) -> None:
+        """Neurons of a tape that has been taken up. They begin `still`, unless they have fired for this engine."""
+        site = population.site
+        self.tracers[site.name] = self.tracers.get(site.name, still).contiguous()
+        self.stages.setdefault(site.name, len(self.stages))
+        self.sites[site.name], self.populations[site.name] = site, population
 
     def _connect(self, tape: Tape) -> None:
         """Tell neurons who listens to them."""
@@ -143,7 +193,7 @@ class EventEngine(SpikeEngine):
                 if self.tracers[site.name].dtype == torch.int8:
                     source = self._source(site, scale, u)
                     layer, sums = Layer(source, scale, site.lo, site.hi, self.settings.max_spike), source.sums
-                population = self.populations[site.name] = Population(self, site, scale, layer, wants_values)
+                population = self.populations[site.name] = Population(self.seat, site, scale, layer, wants_values)
             self.counts.setdefault(site.name, self._zeros())
             population.fire(sums)
             self._record(population, [sums], [x for x in (population.codes, population.values) if x is not None])
@@ -161,21 +211,30 @@ class EventEngine(SpikeEngine):
         self, owner: nn.Module, tag: str, codes: Tensor, weight: Tensor, dtype: torch.dtype, largest: int
     ) -> Tensor:
         if weight.dtype == torch.int8:
-            return self._multiply(Linear(self, weight, dtype, largest, codes), codes)
-        node = FloatLinear(self, owner, tag, weight, dtype, largest)
+            return self._multiply(Linear(self.seat, weight, dtype, largest, codes), codes)
+        node = FloatLinear(self.seat, owner, tag, weight, dtype, largest)
         with _unrecorded():
             sums = node.sums(codes)
             self._record(node, [codes], [sums])
         return sums
 
     def matmul(self, owner: nn.Module, tag: str, a: Tensor, b: Tensor, dtype: torch.dtype, largest: int) -> Tensor:
-        return self._multiply(Matmul(self, dtype, largest, a, b), a, b)
+        return self._multiply(Matmul(self.seat, dtype, largest, a, b), a, b)
 
     def _multiply(self, product: Product, *codes: Tensor) -> Tensor:
         with _unrecorded():
             sums = product.sums = product.dense(*codes)
             self._record(product, codes, [sums])
         return sums.to(product.dtype)
+
+    def inject(self, owner: nn.Module, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        with _unrecorded():
+            result = super().inject(owner, x, layer)
+            if self.recorder is not None:
+                node = Injection(self.seat, owner, layer)
+                node.reads = self.recorder.inputs([x])
+                self.recorder.append(node, [result], early=True)
+        return result
 
     def _record(self, node: Node, given: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         if self.recorder is not None:
@@ -184,13 +243,15 @@ class EventEngine(SpikeEngine):
 
     def select(self, samples: Tensor) -> None:
         super().select(samples)
-        self.tape, self.populations = None, {}
+        self._put_down()
 
 
 def _same(some: dict[str, Any], others: dict[str, Any]) -> bool:
     return some.keys() == others.keys() and all(x is others[name] for name, x in some.items())
 
 
-def _unrecorded() -> Any:
+@contextmanager
+def _unrecorded() -> Iterator[None]:
     """What happens inside such a block is no business of the recorder's."""
-    return torch._C._DisableTorchDispatch()
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield

@@ -1,6 +1,7 @@
 """What the event engine has on its tape besides operators: layers of neurons, and products of their codes."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from spikezip.execution import SiteLike
 from spikezip.ops import event, grid
 from spikezip.ops.event import Events, Layer
 from spikezip.simulate.spike import SpikeEngine
-from spikezip.simulate.tape import Node
+from spikezip.simulate.tape import Node, Seat
 
 if TYPE_CHECKING:
     from spikezip.simulate.event import EventEngine
@@ -28,15 +29,22 @@ class Population(Node):
 
     values: Tensor | None = None
 
-    def __init__(
-        self, engine: "EventEngine", site: SiteLike, scale: Tensor, layer: Layer | None, wants_values: bool
-    ) -> None:
-        self.engine, self.site, self.scale, self.layer, self.wants_values = engine, site, scale, layer, wants_values
-        self.codes = engine.tracers[site.name]
-        self.hold = engine.settings.hold(engine.stages[site.name])
-        self.awake = True
+    def __init__(self, seat: Seat, site: SiteLike, scale: Tensor, layer: Layer | None, wants_values: bool) -> None:
+        self.seat, self.site, self.scale, self.layer, self.wants_values = seat, site, scale, layer, wants_values
+        self.begin(seat.engine)
+
+    def begin(self, engine: "EventEngine") -> None:
+        """As an engine has them: with its tracers, and as nobody has looked at them yet."""
+        self.codes = engine.tracers[self.site.name]
+        self.hold = engine.settings.hold(engine.stages[self.site.name])
+        self.values, self.awake = None, True
         self.events: dict[int, Events | None] = {}  # step of this advance → who fired; None if these are too many
         self.advance = -1
+
+    def restart(self) -> None:
+        engine: EventEngine = self.seat.engine
+        engine.meet(self, torch.zeros_like(self.codes))
+        self.begin(engine)
 
     def restless(self) -> bool:
         return self.awake
@@ -49,15 +57,15 @@ class Population(Node):
 
     def fire(self, x: Tensor) -> None:
         """One step from what arrives, unless they are held back."""
-        engine, site, before = self.engine, self.site, self.codes
+        engine, site, before = self.seat.engine, self.site, self.codes
         if engine.step > self.hold:
             counts = engine.counts[site.name][engine.now]  # room for the spikes of each sample
             if site.entry:
                 x = engine.entering(site, x)
             if self.layer is None:
-                self._fire_plainly(x, counts)
+                self._fire_plainly(engine, x, counts)
             else:
-                self._fire_compiled(x, self.layer, counts)
+                self._fire_compiled(engine, x, self.layer, counts)
             if site.entry and engine.step < engine.settings.ramp:
                 self.awake = True
             if self.codes is not before:
@@ -65,15 +73,14 @@ class Population(Node):
         if self.wants_values and self.values is None:
             self.values = self.codes * self.scale
 
-    def _fire_plainly(self, x: Tensor, counts: Any) -> None:
-        spike = self.engine.spike(self.site, x, self.codes)
+    def _fire_plainly(self, engine: "EventEngine", x: Tensor, counts: Any) -> None:
+        spike = engine.spike(self.site, x, self.codes)
         counts += spike.abs().reshape(len(counts), -1).sum(dim=1).to(torch.int64).numpy()
         self.awake = bool(counts.any())
         if self.awake:
             self.codes, self.values = self.codes + spike, None
 
-    def _fire_compiled(self, x: Tensor, layer: Layer, counts: Any) -> None:
-        engine = self.engine
+    def _fire_compiled(self, engine: "EventEngine", x: Tensor, layer: Layer, counts: Any) -> None:
         if self.advance != engine.done:
             self.events, self.advance = {}, engine.done
         result = layer.fire(x.contiguous(), self.codes, counts, self.wants_values)
@@ -83,14 +90,14 @@ class Population(Node):
 
     def news(self) -> Events | None:
         """Who has fired in the step that the engine is in; None if these are too many to be listed."""
-        return self.events.get(self.engine.step, _NOBODY)
+        return self.events.get(self.seat.engine.step, _NOBODY)
 
 
 class Product(Node):
     """A product of codes. Where few of them changed, it adds what their events bring to the sums it has kept."""
 
-    def __init__(self, engine: "EventEngine", dtype: torch.dtype, largest: int, *codes: Tensor) -> None:
-        self.engine, self.dtype, self.largest = engine, dtype, largest
+    def __init__(self, seat: Seat, dtype: torch.dtype, largest: int, *codes: Tensor) -> None:
+        self.seat, self.dtype, self.largest = seat, dtype, largest
         self.codes = codes  # of the step before, as long as sums are kept
         self.sums: Tensor | None = None  # as they are after these codes
         self.sources: list[tuple[Population, int]] = []  # whose events it may use, and how many at most
@@ -124,6 +131,9 @@ class Product(Node):
     def forget(self) -> None:
         self.codes, self.sums = (), None
 
+    def restart(self) -> None:
+        self.forget()
+
     def run(self, cells: list[Any]) -> None:
         codes = tuple(cells[cell] for cell in self.reads)
         cells[self.writes[0]] = self._sums(codes) if self.sources else self.dense(*codes)
@@ -147,8 +157,8 @@ class Product(Node):
 class Linear(Product):
     """A product with integer weights `[out, in]`."""
 
-    def __init__(self, engine: "EventEngine", weight: Tensor, dtype: torch.dtype, largest: int, codes: Tensor) -> None:
-        super().__init__(engine, dtype, largest, codes)
+    def __init__(self, seat: Seat, weight: Tensor, dtype: torch.dtype, largest: int, codes: Tensor) -> None:
+        super().__init__(seat, dtype, largest, codes)
         self.weight = weight
         self.room: Tensor | None = None  # memory for the sums: neurons have read them before they are made anew
 
@@ -168,7 +178,7 @@ class Linear(Product):
         return self.room
 
     def add(self, sums: Tensor, events: list[Events], *codes: Tensor) -> None:
-        event.add_linear(sums, events[0], self.weight, self.engine.settings.max_spike)
+        event.add_linear(sums, events[0], self.weight, self.seat.engine.settings.max_spike)
 
 
 class Matmul(Product):
@@ -188,12 +198,22 @@ class Matmul(Product):
 class FloatLinear(Node):
     """A product with float weights: the spike engine's own, since the order of float sums is part of the result."""
 
-    def __init__(self, engine: "EventEngine", owner: nn.Module, tag: str, *rest: Any) -> None:
-        self.engine, self.owner, self.tag, self.rest = engine, owner, tag, rest
+    def __init__(self, seat: Seat, owner: nn.Module, tag: str, *rest: Any) -> None:
+        self.seat, self.owner, self.tag, self.rest = seat, owner, tag, rest
 
     def sums(self, codes: Tensor) -> Tensor:
         dtype = self.rest[1]
-        return SpikeEngine.linear(self.engine, self.owner, self.tag, codes.to(dtype), *self.rest)
+        return SpikeEngine.linear(self.seat.engine, self.owner, self.tag, codes.to(dtype), *self.rest)
 
     def run(self, cells: list[Any]) -> None:
         cells[self.writes[0]] = self.sums(cells[self.reads[0]])
+
+
+class Injection(Node):
+    """An input layer, which the input passes once; what came out is kept by the engine."""
+
+    def __init__(self, seat: Seat, owner: nn.Module, layer: Callable[[Tensor], Tensor]) -> None:
+        self.seat, self.owner, self.layer = seat, owner, layer
+
+    def run(self, cells: list[Any]) -> None:
+        cells[self.writes[0]] = self.seat.engine.inject(self.owner, cells[self.reads[0]], self.layer)

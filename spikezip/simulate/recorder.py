@@ -7,23 +7,28 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spikezip.simulate.entry import Entry, Look
 from spikezip.simulate.outputs import map_tensors
 from spikezip.simulate.tape import Node, Operator, Places, Tape, grouped
 from spikezip.spiking.unscaled import Unscaled
 
+_DETACH = torch.ops.aten.detach.default
+_INDEX = torch.ops.aten.index.Tensor
 _VIEW = torch.ops.aten.view.default
 
 
 class Recorder(TorchDispatchMode):
-    """Inside a `with` block, writes down what is done with the results of sites; all else is constant.
+    """Inside a `with` block, writes down what is done with the results of sites and with inputs; all else is constant.
 
     What it cannot write down, it refuses: `refused` then says why, and there is no tape. It sees operators of torch.
     What others make, such as numpy, looks constant to it, but `strange`. A second pass shows whether it is: then the
-    same tensors come again.
+    same tensors come again. What follows from the inputs alone is constant during a run: where it cannot be written
+    down, there is a tape for these inputs only.
     """
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
+    def __init__(self, known: Iterable[Tensor], inputs: dict[str, Any] | None = None) -> None:
         super().__init__()
+        self.entry = Entry()
         self.known = {id(x): x for x in known}  # constants: what the pass is given, and what operators make of them
         self.strange: dict[int, Tensor] = {}  # constants of which nobody knows where they come from
         self.nodes: list[Node] = []
@@ -31,8 +36,14 @@ class Recorder(TorchDispatchMode):
         self.cell_of: dict[int, int] = {}  # by id: the tensors live in the cells
         self.maker: dict[int, Operator] = {}  # cell → what wrote it
         self.read: set[int] = set()
-        self.constants: list[tuple[Tensor, int]] = []  # used by nodes, with their versions
+        # Used by nodes, with their versions: those that run in every step, and those that run once for an input.
+        self.constants: list[tuple[Tensor, int]] = []
+        self.early_constants: list[tuple[Tensor, int]] = []
         self.refused: str | None = None
+        for name, x in (inputs or {}).items():
+            if isinstance(x, Tensor):
+                self.entry.roots[name] = self.cell_of[id(x)] if id(x) in self.cell_of else self._give_cells([x])[0]
+        self.entry.cells.update(self.entry.roots.values())
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -51,9 +62,13 @@ class Recorder(TorchDispatchMode):
     def note(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Write down one operator, if it works on anything that may change."""
         schema, (places, constants) = function._schema, self.find(args)
-        if kwargs and any(id(x) in self.cell_of for x in kwargs.values() if isinstance(x, Tensor)):
+        named = [self.cell_of[id(x)] for x in kwargs.values() if isinstance(x, Tensor) and id(x) in self.cell_of]
+        if any(cell not in self.entry.cells for cell in named):
             self.refuse(f"{function} takes what may change as a keyword")
-        elif schema.name.startswith(("aten::empty", "aten::new_empty")):
+            return
+        if named:
+            self.entry.only(f"{function} takes what follows from the input as a keyword")
+        if schema.name.startswith(("aten::empty", "aten::new_empty")):
             pass  # memory is known when an operator has filled it
         elif torch.Tag.nondeterministic_seeded in function.tags:
             self.refuse(f"{function} draws random numbers")
@@ -61,18 +76,64 @@ class Recorder(TorchDispatchMode):
             self._note_change(function, args, kwargs, places, constants)
         elif not places:
             self.meet(constants)
-            self.known |= {id(x): x for x in _listed(result) if isinstance(x, Tensor)}
-        elif not all(isinstance(x, Tensor) for x in _listed(result)):
-            self.refuse(f"{function} looks at the numbers")
-        elif function is _VIEW and result.shape == args[0].shape:  # the same once more
+            self._know(result)
+        elif self._is_same(function, args, places, result):
             self.cell_of[id(result)] = places[0][2]
             self.known[id(result)] = result
         else:
             self.meet(constants)
-            self.constants += [(x, _version(x)) for x in constants]
+            self._note_result(function, args, kwargs, places, constants, result)
+
+    def _note_result(
+        self,
+        function: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        places: Places,
+        constants: list[Tensor],
+        result: Any,
+    ) -> None:
+        early = self._is_early(places)
+        results = _listed(result)
+        if not early and torch.Tag.dynamic_output_shape in function.tags and not self._picks(function, places):
+            self.refuse(f"{function} makes a result whose size depends on the numbers")
+        elif all(isinstance(x, Tensor) for x in results):
             node = Operator(function, _own(args), kwargs, places)
-            self.append(node, _listed(result))
+            self._depend(constants, places, early)
+            self.append(node, results, early)
             self.maker |= dict.fromkeys(node.writes, node)
+        elif not early:
+            self.refuse(f"{function} looks at the numbers")
+        elif any(isinstance(x, Tensor) for x in results):
+            self.entry.only(f"{function} looks at the numbers of the input")
+            self._know(result)
+        else:
+            self._depend(constants, places, early)
+            self.append(Look(function, _own(args), kwargs, places, result), [], early)
+
+    def _is_same(self, function: Any, args: Sequence[Any], places: Places, result: Any) -> bool:
+        """Whether this is the same tensor once more."""
+        if function is _DETACH:  # comes with `zeros_like`
+            return self._is_early(places)
+        return function is _VIEW and bool(result.shape == args[0].shape)
+
+    def _picks(self, function: Any, places: Places) -> bool:
+        """Whether elements are picked by constants, or by their numbers: how many these are is known."""
+        counted = (torch.bool, torch.uint8)
+        return function is _INDEX and not any(i == 1 and self.cells[c].dtype in counted for i, _, c in places)
+
+    def _is_early(self, places: Places) -> bool:
+        """Whether all that may change there follows from the input alone."""
+        return all(cell in self.entry.cells for *_, cell in places)
+
+    def _depend(self, constants: Iterable[Tensor], places: Places, early: bool) -> None:
+        """These must stay as they are, once they have been used."""
+        lasting = [self.cells[cell] for *_, cell in places if cell in self.entry.cells]
+        used = self.early_constants if early else self.constants
+        used += [(x, _version(x)) for x in (*constants, *lasting)]
+
+    def _know(self, result: Any) -> None:
+        self.known |= {id(x): x for x in _listed(result) if isinstance(x, Tensor)}
 
     def meet(self, constants: Iterable[Tensor]) -> None:
         """Look at tensors that seem constant, since no operator has made them of what may change."""
@@ -90,18 +151,23 @@ class Recorder(TorchDispatchMode):
             self.meet(x for x in constants if x is not args[0])
             self.known[id(args[0])] = args[0]
             return
-        cell = self.cell_of.get(id(args[0]), -1)
-        maker = self.maker.get(cell)
-        if not _changes_first(function) or maker is None or _is_view(maker) or cell in self.read or maker.writes[1:]:
-            self.refuse(f"{function} changes what others have seen")
-        else:
+        early, cell = self._is_early(places), self.cell_of.get(id(args[0]), -1)
+        maker = None if cell in self.read or early != (cell in self.entry.cells) else self.maker.get(cell)
+        if maker is not None and _changes_first(function) and not _is_view(maker) and not maker.writes[1:]:
             self.meet(constants)
-            self.constants += [(x, _version(x)) for x in constants]
             others = [place for place in places if place[0] > 0]
+            self._depend(constants, others, early)
             maker.then(function, _own(args), kwargs, others)
             self.read.update(c for *_, c in others)
-            self.nodes.remove(maker)
-            self.nodes.append(maker)
+            nodes = self.entry.nodes if early else self.nodes
+            nodes.remove(maker)
+            nodes.append(maker)
+        elif early:
+            self.meet(x for x in constants if x is not args[0])
+            self.entry.only(f"{function} changes what others have seen of the input")
+            self.known[id(args[0])] = args[0]
+        else:
+            self.refuse(f"{function} changes what others have seen")
 
     def find(self, args: Sequence[Any]) -> tuple[Places, list[Tensor]]:
         """Where the arguments hold tensors that may change, and the other tensors among them."""
@@ -123,11 +189,15 @@ class Recorder(TorchDispatchMode):
                     constants.append(x)
         return places, constants
 
-    def append(self, node: Node, results: Sequence[Tensor]) -> None:
-        """Put a node on the tape, and its results into cells."""
+    def append(self, node: Node, results: Sequence[Tensor], early: bool = False) -> None:
+        """Put a node on the tape, and its results into cells; an early one is done before the first step."""
         self.read.update(node.reads)
         node.writes = self._give_cells(results)
-        self.nodes.append(node)
+        if early:
+            self.entry.nodes.append(node)
+            self.entry.cells.update(node.writes)
+        else:
+            self.nodes.append(node)
 
     def inputs(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """The cells of what a site or a product reads; a constant gets one of its own."""
@@ -135,6 +205,9 @@ class Recorder(TorchDispatchMode):
             if id(x) not in self.cell_of:
                 self.meet([x])
                 self._give_cells([x])
+                self.constants.append((x, _version(x)))
+            elif self.cell_of[id(x)] in self.entry.cells:
+                self.constants.append((x, _version(x)))
         return tuple(self.cell_of[id(x)] for x in tensors)
 
     def _give_cells(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -149,18 +222,24 @@ class Recorder(TorchDispatchMode):
         final: dict[int, int] = {}
 
         def look(x: Tensor) -> Tensor:
-            if id(x) in self.cell_of:
-                final[id(x)] = self.cell_of[id(x)]
-            else:
+            if id(x) not in self.cell_of:
                 self.meet([x])
-            return x
+                self.entry.only("the network returns a constant")
+                return x
+            place = torch.empty(0)  # where its cell's tensor will be
+            final[id(place)] = self.cell_of[id(x)]
+            return place
 
-        map_tensors(output, look)
+        recorded = map_tensors(output, look)
         if any(_version(x) != version for x, version in self.constants):
             self.refuse("a constant has changed")
+        if any(_version(x) != version for x, version in self.early_constants):
+            self.entry.only("what the input met on its way has changed")
+        if self.strange:
+            self.entry.only("the network uses tensors of unknown origin")
         if self.refused is not None:
             return None
-        return Tape(grouped(self.nodes, final.values()), self.cells, output, final)
+        return Tape(self.entry, grouped(self.nodes, final.values()), self.cells, recorded, final)
 
 
 def tensors_of(network: Any) -> list[Tensor]:

@@ -4,13 +4,17 @@ In every step of a run the same operators follow one another on tensors of the s
 needs neither the model's code nor operators whose inputs are as they were: silence spreads through a network by itself.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from spikezip.simulate.outputs import map_tensors
+
+if TYPE_CHECKING:
+    from spikezip.simulate.entry import Entry
 
 Places = list[tuple[int, int | None, int]]  # argument, element of it if it is a list, cell
 
@@ -36,6 +40,15 @@ class Node(ABC):
     def forget(self) -> None:  # noqa: B027  # not every node holds some
         """Let go of the tensors of the pass that it was recorded in."""
 
+    def restart(self) -> None:  # noqa: B027  # not every node has a state
+        """Begin anew for the engine that sits there now."""
+
+
+class Seat:
+    """Where nodes find the engine that they work for; it sits here while it advances."""
+
+    engine: Any = None
+
 
 class Operator(Node):
     """An operator of torch, with those that then changed its result in place."""
@@ -60,6 +73,14 @@ class Operator(Node):
                 args[0] = None
 
     def run(self, cells: list[Any]) -> None:
+        result = self.compute(cells)
+        if len(self.writes) == 1:
+            cells[self.writes[0]] = result
+        else:
+            for cell, one in zip(self.writes, result, strict=True):
+                cells[cell] = one
+
+    def compute(self, cells: list[Any]) -> Any:
         result: Any = None
         for function, args, kwargs, places in self.steps:
             given = args.copy()  # which goes, and with it what need not be kept
@@ -71,11 +92,7 @@ class Operator(Node):
                 else:
                     given[place] = [*given[place][:within], cells[cell], *given[place][within + 1 :]]
             result = function(*given, **kwargs)
-        if len(self.writes) == 1:
-            cells[self.writes[0]] = result
-        else:
-            for cell, one in zip(self.writes, result, strict=True):
-                cells[cell] = one
+        return result
 
 
 class Group:
@@ -97,21 +114,41 @@ class Group:
 class Tape:
     """The groups of a pass in their order, and the cells: the tensors that may change from step to step."""
 
-    def __init__(self, groups: list[Group], cells: list[Any], output: Any, final: dict[int, int]) -> None:
-        self.groups = groups
-        self.recorded, self.final = output, final  # what the pass returned; the cells of tensors in it, by their id
+    def __init__(
+        self, entry: "Entry", groups: list[Group], cells: list[Any], output: Any, final: dict[int, int]
+    ) -> None:
+        self.entry, self.groups = entry, groups
+        self.recorded, self.final = output, final  # what the pass returns; the cells of tensors in it, by their id
+        self.seat = Seat()
+        self.owner: weakref.ref[Any] | None = None  # the engine that plays it
         needed = set(final.values())
         for group in reversed(groups):
             group.last_to_read = tuple(cell for cell in group.watched if cell not in needed)
             needed.update(group.watched)
         heads = {cell for group in groups for cell in group.head.writes}
         self.cells: list[Any] = [x if cell in needed or cell in heads else None for cell, x in enumerate(cells)]
+        entry.close(cells, needed)
 
     def forget(self) -> None:
         """Let go of the tensors of the recorded pass that are not in cells."""
         for group in self.groups:
             for node in group.nodes:
                 node.forget()
+
+    def restart(self, inputs: dict[str, Any]) -> bool:
+        """Make ready for other inputs, and for the engine in the seat; whether the pass goes the same way for them.
+
+        Cells are empty then, so that all is new in the first step, and every node runs.
+        """
+        for group in self.groups:
+            for cell in group.head.writes:
+                self.cells[cell] = None
+        if not self.entry.run(inputs, self.cells):
+            return False
+        for group in self.groups:
+            for node in group.nodes:
+                node.restart()
+        return True
 
     def play(self, steps: int, clock: Callable[[int], None]) -> list[Any]:
         """Further steps, as far as anything happens in them; returns their outputs. Before a step the clock is told.

@@ -43,6 +43,16 @@ def test_linear(shape: tuple[int, int], outputs: int, share: float, most: int, d
     assert torch.equal(sums.double(), expected)
 
 
+def test_weights_that_have_changed() -> None:
+    weight, before = int8(-50, 50, 5, 7), int8(-50, 50, 3, 7)
+    events, now = spikes_at(before, 0.5, 1)
+    for _ in range(2):
+        sums = grid.reference.linear(before, weight, torch.float64)
+        add_linear(sums, events, weight, 1)
+        assert torch.equal(sums, grid.reference.linear(now, weight, torch.float64))
+        weight.neg_().add_(1)
+
+
 @pytest.mark.parametrize("shape", [(1, 2), (3, 7), (64, 33), (2, 5, 64)])
 @pytest.mark.parametrize("outputs", [1, 5, 64])
 def test_a_product_into_memory_that_is_there(shape: tuple[int, ...], outputs: int) -> None:

@@ -12,7 +12,7 @@ import spikezip
 from spikezip.errors import ConfigError, SpikezipError
 from spikezip.execution import executing
 from spikezip.simulate import event as event_engine
-from spikezip.simulate import nodes
+from spikezip.simulate import nodes, shelf
 from spikezip.simulate.drive import chosen, start
 from spikezip.simulate.event import EventEngine
 
@@ -69,7 +69,9 @@ def test_double_precision(vit: Any) -> None:
 
 def test_without_numba(vit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_engine, "numba_is_here", lambda: False)
+    shelf.forget()
     compare(*vit)
+    shelf.forget()
     compare(*networks("BertForSequenceClassification"), stagger=0.5, coding="rate")
 
 

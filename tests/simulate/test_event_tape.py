@@ -9,7 +9,7 @@ from torch import Tensor
 
 import spikezip
 from spikezip.execution import executing
-from spikezip.simulate import nodes
+from spikezip.simulate import nodes, shelf
 from spikezip.simulate.drive import start
 from spikezip.simulate.event import EventEngine
 from spikezip.simulate.recorder import Recorder
@@ -62,7 +62,7 @@ def test_silence_spreads_from_the_input(vit: Any, engines: list[EventEngine], mo
     fire = nodes.Population.fire
 
     def watched(self: nodes.Population, x: Tensor) -> None:
-        looked[self.site.name] = self.engine.step
+        looked[self.site.name] = self.seat.engine.step
         fire(self, x)
 
     monkeypatch.setattr(nodes.Population, "fire", watched)
@@ -82,6 +82,7 @@ def test_few_events_are_added_and_many_are_not(vit: Any, monkeypatch: pytest.Mon
     for share in (0, 0.05, 100):
         monkeypatch.setattr(nodes.Linear, "share", share)
         monkeypatch.setattr(nodes.Matmul, "share", share)
+        shelf.forget()
         added = [counted(monkeypatch, nodes.event, name) for name in ("add_linear", "add_matmul")]
         assert_equal(spikezip.simulate(snn, batch, 40, "event"), expected)
         by_share[share] = [len(calls) for calls in added]

@@ -17,7 +17,7 @@ SHARE_ON_INT8_UNITS = 0.03
 SHARE_ON_FLOAT_UNITS = 0.2
 SHARE_IN_ATTENTION = 0.015
 
-_columns = WeakTensorKeyDictionary()  # weights [out, in] → the same numbers as [in, out], as long as they live
+_columns = WeakTensorKeyDictionary()  # weights [out, in] → version, the same numbers as [in, out]; while they live
 
 
 @cache
@@ -98,7 +98,9 @@ def add_matmul(sums: Tensor, of_a: Events, of_b: Events, a_before: Tensor, b: Te
 
 
 def _columns_of(weight: Tensor) -> Any:
-    """Integer weights `[out, in]` as an array `[in, out]`, made once."""
-    if weight not in _columns:
-        _columns[weight] = weight.t().contiguous().numpy()
-    return _columns[weight]
+    """Integer weights `[out, in]` as an array `[in, out]`, made once for each version of them."""
+    version = 0 if weight.is_inference() else weight._version
+    made = _columns.get(weight)
+    if made is None or made[0] != version:
+        made = _columns[weight] = version, weight.t().contiguous().numpy()
+    return made[1]

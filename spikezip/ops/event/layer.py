@@ -99,6 +99,7 @@ class Layer:
         self.limits = (np.float32(lo), np.float32(hi), min(max_spike, hi - lo), limit)
         self.step = compiled.fire
         self.room = Events.none()
+        self.last: Any = (None, None)  # codes that it made, as a tensor and as an array
 
     @staticmethod
     def suits(source: Source, scale: Tensor, lo: int, hi: int) -> bool:
@@ -130,14 +131,18 @@ class Layer:
     def fire(self, sums: Tensor, before: Tensor, counts: Any, wants_values: bool = False) -> Fired:
         """One step from the tracer `before`. Spikes are added to `counts`, which has a number for each sample."""
         codes = torch.empty_like(before)
+        old = self.last[1] if self.last[0] is before else before.numpy().reshape(-1)
+        new = codes.numpy().reshape(-1)
         values = torch.empty_like(before, dtype=torch.float32) if wants_values else None
         spikes, behind, found = self.step(
             sums.numpy().reshape(-1), self.starts, self.length, self.table, self.channels, *self.limits,
-            self.neurons // len(counts), before.numpy().reshape(-1), codes.numpy().reshape(-1),
+            self.neurons // len(counts), old, new,
             _NO_VALUES if values is None else values.numpy().reshape(-1), counts, *self.room,
         )  # fmt: skip
         if found == -2:
             raise not_a_number()
+        if spikes:
+            self.last = codes, new
         events = None if found < 0 else Events(self.room.at[:found].copy(), self.room.by[:found].copy())
         return Fired(codes, values, spikes, behind != 0, events)
 
