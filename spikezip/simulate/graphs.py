@@ -172,7 +172,8 @@ def _key(engine: "FoldedEngine", inputs: dict[str, Any]) -> tuple[Any, ...]:
     shapes = tuple(
         (name, x.shape, x.dtype, x.device) if isinstance(x, Tensor) else (name, repr(x)) for name, x in inputs.items()
     )
-    return engine.settings.batch, engine.settings.max_spike, shapes
+    # Tensors of inference mode cannot be written to outside of it.
+    return engine.settings.batch, engine.settings.max_spike, torch.is_inference_mode_enabled(), shapes
 
 
 def _version(tensor: Tensor) -> int:

@@ -182,6 +182,15 @@ def test_changed_weights_are_recorded_anew(recorded: type[Graph]) -> None:
     assert recorded.recorded == 2
 
 
+def test_inference_mode_has_its_own_graphs(recorded: type[Graph]) -> None:
+    snn, images = network()
+    expected = spikezip.simulate(snn, images, 12, "spike", stop_early=False)
+    with torch.inference_mode():
+        assert same(expected, run(snn, images))
+    assert same(expected, run(snn, images))
+    assert recorded.recorded == 2
+
+
 def test_few_graphs_are_kept(recorded: type[Graph]) -> None:
     snn, images = network()
     for size in range(1, graphs.MOST + 2):
