@@ -38,7 +38,7 @@ class Late(Tensor):
 
     def scaled(self) -> Tensor:
         """The tensor that this stands for."""
-        raise NotImplementedError
+        raise NotImplementedError  # no abstract class: tensors have a metaclass of their own
 
     # Only operators are of interest here, not torch's functions around them; torch offers this name for that, and types
     # neither it nor the dispatch below as they are used.

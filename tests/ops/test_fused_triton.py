@@ -86,12 +86,12 @@ SOFTMAX = """
 from spikezip.ops.softmax import reference as plain, triton as softmax
 
 for rows, columns in [(1, 1), (7, 3), (5, 197), (3, 256), (2, 1000), (1, 5000)]:
-    x = torch.randn(rows, columns, device=device) * 4
+    x = (torch.randn(rows, columns) * 4).to(device)  # the same numbers on every device
     x[:, columns // 2 :: 3] = float("-inf") if columns > 2 else 0.0
     p = softmax.softmax(x)
     # Libraries differ in the last bits of an exponential.
     torch.testing.assert_close(p, plain.softmax(x), rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(p, torch.softmax(x, -1), rtol=5e-4, atol=1e-9)
+    torch.testing.assert_close(p, torch.softmax(x, -1), rtol=2e-4, atol=1e-9)
     turn = torch.randperm(columns, device=device)
     assert torch.equal(softmax.softmax(x[:, turn]), p[:, turn])  # no order
 assert bool(softmax.softmax(torch.full((1, 4), float("-inf"), device=device)).isnan().all())
