@@ -18,7 +18,7 @@ from spikezip.ops.neuron.fast import not_a_number
 from spikezip.simulate.engine import Engine, Settings
 from spikezip.simulate.event import EventEngine
 from spikezip.simulate.folded import FoldedEngine
-from spikezip.simulate.graphs import largest_layer
+from spikezip.simulate.graphs import BYTES_PER_ACTIVATION, largest_layer
 from spikezip.simulate.model import SpikingModel
 from spikezip.simulate.outputs import map_tensors, primary
 from spikezip.simulate.run import Run
@@ -36,7 +36,6 @@ Steps = int | Literal["equilibrium"]
 _ACTIVATIONS_ON_CPU = 640_000
 _ACTIVATIONS_COMPILED = 1_600_000  # on the CPU too, with compiled loops: these need less beside them
 _ACTIVATIONS_ON_GPU = 640_000_000
-_BYTES_PER_ACTIVATION = 24  # taken in all, with all that lives beside the largest layer: a guess on the safe side
 _MOST_STEPS = 16
 _MOST_STEPS_TO_THE_END = 32  # where no step after equilibrium is left out
 
@@ -252,7 +251,7 @@ def _fits_on(device: torch.device) -> int:
         return _ACTIVATIONS_ON_GPU
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min(_ACTIVATIONS_ON_GPU, int((free + unused) / _BYTES_PER_ACTIVATION))
+    return min(_ACTIVATIONS_ON_GPU, int((free + unused) / BYTES_PER_ACTIVATION))
 
 
 def check_finite(logits: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ there is to compile; the next one is recorded. Graphs are kept with the network 
 
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from spikezip.execution import executing
-from spikezip.simulate.outputs import map_tensors
+from spikezip.simulate.outputs import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from spikezip.simulate.folded import FoldedEngine
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 MOST = 6  # graphs of a network: each keeps the memory that its chunk needs
 _SEEN = 256  # shapes of batches that are remembered
 _ALIGNED = 256  # bytes at which a tracer begins
+_SPARE = 1.5  # times what a chunk took when it ran plainly: a graph's memory is a pool of its own, with gaps of its own
+# Of the largest layer and step, with all that lives beside it: a guess on the safe side.
+BYTES_PER_ACTIVATION = 24
 
 
 class Recording:
@@ -42,6 +46,7 @@ class Recording:
             self.output = runner.run(network, self.held, steps)
             self.counts = torch.stack([counts[0] for counts in runner.spike_counts.values()], dim=1)
         self.sites = list(runner.spike_counts)
+        self.results = tensors_in(self.output)
 
     def replay(self, engine: "FoldedEngine", inputs: dict[str, Any]) -> Any:
         """Run the chunk for an engine: its tracers move on, its spikes are counted. Returns the network's output."""
@@ -49,13 +54,15 @@ class Recording:
         for name, x in inputs.items():
             if isinstance(x, Tensor):
                 self.held[name].copy_(x)
+        # Room first: once the tracers have moved on, a run that lacks memory could not go back.
+        counts, copies = torch.empty_like(self.counts), iter([torch.empty_like(x) for x in self.results])
         self.graph.replay()
         engine.tracers.update(self.tracers)
         engine.stages.update(self.stages)
-        counts = self.counts.clone()
+        counts.copy_(self.counts)
         for i, name in enumerate(self.sites):
             engine.spike_counts[name].append(counts[:, i])
-        return map_tensors(self.output, torch.clone)
+        return map_tensors(self.output, lambda x: next(copies).copy_(x))
 
     def _take(self, engine: "FoldedEngine") -> None:
         """Bring an engine's tracers here; another one's that lie here are given to it."""
@@ -85,13 +92,20 @@ class Shapes:
 
     def make(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Tracers of zeros, all in one piece of memory, and that piece."""
-        starts, end = {}, 0
-        for name, (shape, stride) in self.layouts.items():
-            starts[name] = end
-            size = max((n * step for n, step in zip(shape, stride, strict=True)), default=1)
-            end += -(-size // _ALIGNED) * _ALIGNED
-        room = torch.zeros(end, dtype=torch.int8, device=self.device)
-        return room, {name: room.as_strided(*layout, starts[name]) for name, layout in self.layouts.items()}
+        room = torch.zeros(self.room(), dtype=torch.int8, device=self.device)
+        starts = accumulate(map(_extent, self.layouts.values()), initial=0)
+        placed = zip(self.layouts.items(), starts, strict=False)
+        return room, {name: room.as_strided(*layout, start) for (name, layout), start in placed}
+
+    def room(self) -> int:
+        """Bytes of all tracers."""
+        return sum(map(_extent, self.layouts.values()))
+
+
+def _extent(layout: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
+    """Bytes from one tracer to the next."""
+    size = max((n * step for n, step in zip(*layout, strict=True)), default=1)
+    return -(-size // _ALIGNED) * _ALIGNED
 
 
 class Memory:
@@ -99,7 +113,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.shapes: OrderedDict[Any, Shapes] = OrderedDict()
-        self.seen: set[Any] = set()
+        self.seen: dict[Any, int] = {}  # chunks that ran plainly, and the bytes that they took
         self.refused: dict[Any, str] = {}  # what cannot be recorded, and why: a model may wait for the GPU
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.weights: Any = None
@@ -112,12 +126,12 @@ class Memory:
             self.seen.clear()
             self.recordings.clear()
 
-    def saw(self, batch: Any, key: Any, shapes: Shapes) -> None:
+    def saw(self, batch: Any, key: Any, shapes: Shapes, taken: int) -> None:
         self.shapes[batch] = shapes
-        self.seen.add(key)
+        self.seen[key] = taken
         if len(self.shapes) > _SEEN:
             oldest, _ = self.shapes.popitem(last=False)
-            self.seen = {each for each in self.seen if each[:-1] != oldest}
+            self.seen = {each: taken for each, taken in self.seen.items() if each[:-1] != oldest}
 
 
 _memories: "weakref.WeakKeyDictionary[nn.Module, Memory]" = weakref.WeakKeyDictionary()
@@ -138,13 +152,16 @@ def advance(engine: "FoldedEngine", network: Any, inputs: dict[str, Any], steps:
         while len(memory.recordings) >= MOST:
             memory.recordings.popitem(last=False)
         try:
+            _want_room(memory.shapes[batch], memory.seen[key])
             memory.recordings[key] = Recording(engine, network, inputs, steps, memory.shapes[batch])
         except RuntimeError as error:  # something waits for the GPU, or the memory is short: without a graph, then
             memory.refused[key] = str(error)
     if key in memory.recordings:
         return memory.recordings[key].replay(engine, inputs)
+    before = _memory_of(inputs)
     output = engine.run(network, inputs, steps)
-    memory.saw(batch, key, Shapes(engine))
+    shapes = Shapes(engine)
+    memory.saw(batch, key, shapes, _taken(before, _memory_of(inputs), shapes.largest * steps))
     return output
 
 
@@ -159,6 +176,47 @@ def forget() -> None:
     """Give back the memory of all graphs."""
     for memory in _memories.values():
         memory.recordings.clear()
+        memory.refused.clear()  # there may be room now
+
+
+class Allocated(NamedTuple):
+    """Bytes that torch holds on a GPU: now, and at the peak so far."""
+
+    now: int
+    peak: int
+
+
+def _memory_of(inputs: dict[str, Any]) -> Allocated:
+    device = next((x.device for x in inputs.values() if isinstance(x, Tensor) and x.is_cuda), None)
+    if device is None:
+        return Allocated(0, 0)
+    return Allocated(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
+
+
+def _taken(before: Allocated, after: Allocated, activations: int) -> int:
+    """Bytes that a chunk took at most.
+
+    Peaks are the user's to reset. Where the chunk has made a new one, that is its own; else it stayed below the old.
+
+    Example:
+        >>> _taken(Allocated(100, 100), Allocated(150, 400), activations=50)
+        300
+        >>> _taken(Allocated(100, 9000), Allocated(150, 9000), activations=50)
+        1200
+    """
+    return min(after.peak - before.now, BYTES_PER_ACTIVATION * activations)
+
+
+def _want_room(shapes: Shapes, taken: int) -> None:
+    """Raise torch.OutOfMemoryError where a recording might not find its memory.
+
+    A recording that fails midway leaves torch's allocator in a state that ends the process, so it must not fail. It can
+    use nothing of what torch keeps for later: that is given back before, and what it will need taken for a moment.
+    """
+    if shapes.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.empty(int(_SPARE * taken) + shapes.room(), dtype=torch.int8, device=shapes.device)
+        torch.cuda.empty_cache()
 
 
 def _may_record(engine: "FoldedEngine", inputs: dict[str, Any]) -> bool:

@@ -38,6 +38,23 @@ def map_tensors(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return output
 
 
+def tensors_in(output: Any) -> list[Tensor]:
+    """Every tensor of an output, in the order in which `map_tensors` takes them.
+
+    Example:
+        >>> tensors_in((torch.zeros(2), None, [torch.ones(1)]))
+        [tensor([0., 0.]), tensor([1.])]
+    """
+    found: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    map_tensors(output, keep)
+    return found
+
+
 def stack_outputs(outputs: list[Any]) -> Any:
     """Outputs of consecutive chunks of time `[n, B, …]` as one."""
     first = outputs[0]

@@ -92,7 +92,7 @@ for rows, columns in [(1, 1), (7, 3), (5, 197), (3, 256), (2, 1000), (1, 5000)]:
     # Libraries differ in the last bits of an exponential.
     torch.testing.assert_close(p, plain.softmax(x), rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(p, torch.softmax(x, -1), rtol=2e-4, atol=1e-9)
-    turn = torch.randperm(columns, device=device)
+    turn = torch.randperm(columns).to(device)
     assert torch.equal(softmax.softmax(x[:, turn]), p[:, turn])  # no order
 assert bool(softmax.softmax(torch.full((1, 4), float("-inf"), device=device)).isnan().all())
 """
@@ -163,7 +163,7 @@ for rows, columns, offset, size in shapes:
         exact = exact if b is None else exact + b
         near = 2e-3 if offset < -9 else 2e-5  # `x − mean` in float32 loses what the offset takes
         torch.testing.assert_close(y.double(), exact, rtol=near, atol=near)
-    turn = torch.randperm(columns, device=device)
+    turn = torch.randperm(columns).to(device)
     plainly = norm.layer_norm(x, None, None, 1e-6)[0]
     assert torch.equal(norm.layer_norm(x[:, turn], None, None, 1e-6)[0], plainly[:, turn])  # no order
 zeros = norm.layer_norm(torch.zeros(2, 8, device=device), None, None, 1e-6)[0]

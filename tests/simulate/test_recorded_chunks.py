@@ -130,6 +130,47 @@ def test_replayed_chunks_give_the_same_spikes(recorded: type[Graph]) -> None:
     assert all(same(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def test_nothing_is_recorded_without_room(recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[int] = []
+
+    def full(shapes: Any, taken: int) -> None:
+        wanted.append(taken)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(graphs, "_want_room", full)
+    monkeypatch.setattr(graphs, "_memory_of", lambda inputs: graphs.Allocated(1000, 3000))
+    snn, images = network()
+    expected = spikezip.simulate(snn, images, 12, "spike", stop_early=False)
+    assert all(same(expected, run(snn, images)) for _ in range(2))
+    assert recorded.recorded == 0
+    assert wanted == [2000]  # it is tried once, not for every chunk
+    monkeypatch.setattr(graphs, "_want_room", lambda shapes, taken: None)
+    graphs.forget()
+    assert same(expected, run(snn, images))
+    assert recorded.recorded == 1
+
+
+def test_a_run_that_lacks_memory_after_a_replay_goes_back(
+    recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snn, images = network()
+    expected = spikezip.simulate(snn, images, 12, "spike", stop_early=False)
+    assert same(expected, run(snn, images))
+    empty_like, calls = torch.empty_like, {"left": 2}
+
+    def full(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls["left"] -= 1
+        if calls["left"] == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty_like(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty_like", full)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with pytest.warns(UserWarning, match="3 steps at once do not fit"):
+        found = run(snn, images)
+    assert same(expected, found)
+
+
 def test_a_recorded_pass_has_no_other_masks(recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     masks: list[Any] = []
 

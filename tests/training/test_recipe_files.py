@@ -163,12 +163,13 @@ def differing(name: str, other: str) -> set[str]:
 
 @pytest.mark.parametrize("name", SMALL_TEXT)
 def test_small_sets_are_trained_as_the_large_one(name: str) -> None:
-    """As their headers say: twice the epochs, a longer warm-up, and nothing else."""
+    """As their headers say: twice the epochs, a longer warm-up, bfloat16, and nothing else."""
     data, like = SMALL_TEXT[name]
     recipe, known = (load_recipe(ROOT / "recipes" / f"{stem}.yaml") for stem in (name, like))
     assert recipe.data.name == data
     stages = {f"stages.{stage}.{key}" for stage in ("finetune", "relu", "qat") for key in ("epochs", "warmup_epochs")}
-    assert differing(name, like) <= stages | {"data.name", "data.max_length", "stages.verify.steps"}
+    assert differing(name, like) <= stages | {"data.name", "data.max_length", "stages.verify.steps", "precision"}
+    assert recipe.precision == "bf16"
     for stage in ("finetune", "relu", "qat"):
         assert getattr(recipe.stages, stage).epochs == 2 * getattr(known.stages, stage).epochs
 
