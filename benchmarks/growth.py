@@ -77,7 +77,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--engine", choices=(*ENGINES, AUTO), default="folded")
-    parser.add_argument("--repeats", type=int, default=3, help="the first ones warm up")
+    parser.add_argument("--repeats", type=int, default=5, help="the first ones warm up, and on a GPU record graphs")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args(words)
     if args.image < 32:
