@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +23,11 @@ from spikezip.spiking.synapse import SpikingInput, SpikingLinear
 Neurons = dict[str, Neuron]
 
 
-def convert(qann: QuantizedModel) -> SpikingModel:
+def convert(qann: QuantizedModel, *, float_weights: bool = False) -> SpikingModel:
     """The spiking network of a quantized one. It keeps a frozen copy of its own; the quantized network stays untouched.
+
+    `float_weights` leaves the weights where the grid has put them, but as floats, as other tools have them. Sums then
+    round, in another order than those of the quantized network, and codes differ: `verify` counts them.
 
     Example:
         >>> import spikezip, torch, transformers
@@ -45,7 +49,10 @@ def convert(qann: QuantizedModel) -> SpikingModel:
         wrong = site.scale[~((site.scale > 0) & site.scale.isfinite())]
         if wrong.numel():
             raise CalibrationError(f"site {name!r} has the scale {float(wrong.flatten()[0])}; it must be positive")
-    return build(qann)
+    snn = build(qann)
+    if float_weights:
+        _leave_grid(snn)
+    return snn
 
 
 @torch.no_grad()
@@ -70,6 +77,14 @@ def build(qann: QuantizedModel) -> SpikingModel:
             setattr(model.get_submodule(table), part, getattr(model.get_submodule(product), part))
     model.requires_grad_(False)
     return adopt_spiking(_plain(model), qann.quant_config, qann.canonical)
+
+
+@torch.no_grad()
+def _leave_grid(snn: SpikingModel) -> None:
+    for module in snn.modules():
+        if isinstance(module, (SpikingLinear, SpikingInput)):  # a table is looked up: nothing is summed
+            module.leave_grid()
+    snn.quant_config = replace(snn.quant_config, weight_bits=None)
 
 
 def _neuron(site: Site, neurons: Neurons) -> Neuron:

@@ -1,10 +1,13 @@
 """`weight_bits=None`, the paper's setting: exact in float64; in float32 `verify` reports what it finds."""
 
+from pathlib import Path
+
 import pytest
 import tiny_models
 import torch
 
 import spikezip
+from spikezip.spiking.synapse import SpikingInput, SpikingLinear
 
 NAMES = ["ViTForImageClassification", "BertForSequenceClassification", "GPT2LMHeadModel", "LlamaForCausalLM"]
 
@@ -79,3 +82,25 @@ def test_unsettled_runs_are_not_called_exact() -> None:
     certificate = spikezip.verify(qann, snn, [batch], max_steps=3)
     assert not certificate.exact
     assert certificate.unsettled == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_may_leave_the_grid(name: str, tmp_path: Path) -> None:
+    """The same weights as floats: exact where sums have room, and another network on disk."""
+    model = tiny_models.make(name).double()
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in tiny_models.inputs(model).items()}
+    sites = {"*.LayerNorm": {"per_channel": True}} if name.startswith("Bert") else {}
+    config = spikezip.QuantConfig(levels=16, sites=sites)
+    qann = spikezip.calibrate(spikezip.quantize(model, config), [batch])
+    exact, floats = spikezip.convert(qann), spikezip.convert(qann, float_weights=True)
+    assert exact.quant_config.weight_bits == qann.quant_config.weight_bits == 8
+    assert floats.quant_config.weight_bits is None
+    for one, other in zip(exact.modules(), floats.modules(), strict=True):
+        if isinstance(one, (SpikingLinear, SpikingInput)):
+            assert torch.equal(one.weight, other.weight)
+            assert (other.weight_bits, other.scale, other.codes.dtype) == (None, None, torch.float64)
+    assert spikezip.verify(qann, floats, [batch], engine="spike").mismatches == 0
+    spikezip.save(floats, tmp_path)
+    again = spikezip.load(tmp_path)
+    expected, found = (spikezip.simulate(snn, batch, 8, "spike") for snn in (floats, again))
+    assert torch.equal(expected.logits_per_step, found.logits_per_step)

@@ -99,6 +99,10 @@ class Results:
             reasons=_yaml(folder / REASONS),
         )
 
+    def measured_with(self, *, integers: bool) -> dict[str, Measurement]:
+        """Measurements of networks whose weights are integers; or of those with floats, which cannot be exact."""
+        return {name: one for name, one in self.measured.items() if (one.model.weight_bits is not None) == integers}
+
     @cached_property
     def documents(self) -> dict[str, dict[str, Any]]:
         """What single figures are looked up in, by kind and name: `runs/NAME` and so on."""

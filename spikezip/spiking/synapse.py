@@ -104,6 +104,10 @@ class FrozenWeights(nn.Module):
             return self.codes
         return self.codes.to(self.scale.dtype) * self.scale.view(-1, *[1] * (self.codes.ndim - 1))
 
+    def leave_grid(self) -> None:
+        """Keep the weights as floats from here on, of the same values: their sums depend on the order then."""
+        self.codes, self.scale, self.weight_bits = self.weight, None, None
+
 
 class SpikingLinear(FrozenWeights):
     """A synapse with frozen integer weights `[out, in]`; `weight_bits=None` keeps float weights (the paper's setting).
@@ -144,6 +148,10 @@ class SpikingLinear(FrozenWeights):
 
     def forward(self, x: Tensor) -> Tensor:
         return apply_synapse(self, self.source.read(x), self.source, self.parts(), self.scale, self.bias)
+
+    def leave_grid(self) -> None:
+        self._parts = None
+        super().leave_grid()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._parts = None  # .to(device) and the like: derived tensors are made anew

@@ -9,6 +9,7 @@ import pytest
 import toy_results as toy
 
 from spikezip.errors import ConfigError
+from spikezip.measure.document import Model, OverTime
 from spikezip.results import add_measurement
 from spikezip.training.recipe import Recipe
 
@@ -165,6 +166,27 @@ def test_figures_of_others_stand_beside_ours_with_their_digits(tmp_path: Path) -
         quoted.write_text(toy.QUOTED.replace(old, new), encoding="utf-8")
         with pytest.raises(ConfigError, match=problem):
             toy.built(folder)
+
+
+def test_floats_have_a_table_of_their_own(tmp_path: Path) -> None:
+    page = "{{ table floats }}\n\n{{ table certificates }}\n\n{{ table power }}"
+    folder = home(tmp_path, page, (toy.recipe(), {"wrong": 617}))
+    own = json.loads((folder / "results" / "runs" / "0-sst2-toy" / "certificate.json").read_text("utf-8"))
+    over_time = OverTime((1, 2), (0.3, 0.8), None, (0.4, 0.97), "qann", (0.5, 1.5), (0.5, 1.0))
+    floats: dict[str, Any] = {"model": Model("ViT", 10, 16, None, 2, 4.0), "over_time": over_time}
+    path = toy.measurement("vit32", certificate=own, **floats).save(tmp_path / "m.json")
+    add_measurement(path, folder / "results")
+    text = toy.built(folder)
+    (row,) = rows(text)
+    assert row == {
+        "network": "[vit32](../results/measured/vit32.json)",
+        **{"data": "CIFAR-10", "samples": "100", "codes compared": "12,345", "codes that differ": "617"},
+        **{"in %": "5.00", "answers that differ": "3", "T_eq": "2 / 3 / 3"},
+    }
+    assert text.count("vit32]") == 1  # it is no certificate, and its energies are not those of the network
+    add_measurement(toy.measurement("bare", **floats).save(tmp_path / "n.json"), folder / "results")
+    with pytest.raises(ConfigError, match=r"bare\.json has float weights and was not compared"):
+        toy.built(folder)
 
 
 def test_all_certificates(tmp_path: Path) -> None:

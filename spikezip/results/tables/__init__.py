@@ -8,7 +8,7 @@ from spikezip.measure.document import Measurement
 from spikezip.results.book import Book
 from spikezip.results.markdown import Table
 from spikezip.results.tables import costs, over_time, quoted, tasks
-from spikezip.results.tables.certificates import certificates
+from spikezip.results.tables.certificates import certificates, floats
 
 WHOLE: dict[str, Callable[[Book], Table]] = {
     "language": tasks.language,
@@ -16,6 +16,7 @@ WHOLE: dict[str, Callable[[Book], Table]] = {
     "language-beside": quoted.language,
     "vision-beside": quoted.vision,
     "certificates": certificates,
+    "floats": floats,
     "power": costs.power,
     "power-quoted": quoted.power,
     "training": costs.training,

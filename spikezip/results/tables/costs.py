@@ -13,13 +13,13 @@ _TRAININGS = ("finetune", "relu", "qat")
 
 
 def power(book: Book) -> Table:
-    """All measurements: the paper's power of SNN and QANN, and joules per inference of all four networks."""
+    """Measurements: the paper's power of SNN and QANN, and joules per inference of all four networks."""
     head = (
         *("network", "stagger", "accuracy, %", "spikes", "T_eq", "power: SNN", "power: QANN"),
         *("SNN", "SNN, integers", "QANN, integers", "float"),
     )
     rows = []
-    for name, one in book.results.measured.items():
+    for name, one in book.results.measured_with(integers=True).items():
         path = book.results.folder / "measured" / f"{name}.json"
         joules = [_joules(one, kind) for kind in ("snn", "snn_integer", "qann", "float_model")]
         accuracy = one.at("accuracy", one.steps)
