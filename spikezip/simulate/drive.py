@@ -100,7 +100,7 @@ def simulate(
                 outputs.append(primary(driver.advance(snn.network, inputs, n)))
                 if stop_early and bool(driver.settled(driver.last_spike()).all()):
                     break
-        return _collect(driver, outputs, None if steps == "equilibrium" else limit, engine, coding, stagger)
+        return _collect(snn, driver, outputs, None if steps == "equilibrium" else limit, engine, coding, stagger)
 
     threads = min(torch.get_num_threads(), prepared.size) if snn.device.type == "cpu" else 1
     if threads == 1:
@@ -260,7 +260,9 @@ def check_finite(logits: Tensor) -> Tensor:
     return logits
 
 
-def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, name: str, coding: str, stagger: float) -> Run:
+def _collect(
+    snn: SpikingModel, engine: Engine, outputs: list[Tensor], steps: int | None, name: str, coding: str, stagger: float
+) -> Run:
     logits = check_finite(torch.cat(outputs))
     last = engine.last_spike()
     settled = engine.settled(last)
@@ -280,6 +282,7 @@ def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, name: str
         silent = whole.new_zeros(max(missing, 0), *whole.shape[1:])
         return torch.cat([whole, silent]) if missing > 0 else whole
 
+    sites = snn.neurons
     # All sites at once: on a GPU hundreds of small tensors would take longer than a chunk of steps.
     advances = zip(*engine.spike_counts.values(), strict=True)
     counts = over_time([torch.stack(chunk, dim=1) for chunk in advances])
@@ -297,7 +300,8 @@ def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, name: str
         spike_counts=dict(zip(engine.spike_counts, by_site, strict=True)),
         neurons={site: tracer.numel() // batch for site, tracer in engine.tracers.items()},
         trains={site: over_time(c) for site, c in engine.trains.items()},
-        tracers={site: tracer.to(logits.dtype) for site, tracer in engine.tracers.items()},
+        # A copy: where the engine's own lie, a recorded chunk of another run will write.
+        tracers={site: tracer.to(sites[site].integers, copy=True) for site, tracer in engine.tracers.items()},
         neuron_spikes=dict(engine.neuron_spikes),
         free_from=engine.free_from,
         coding=coding,

@@ -84,6 +84,11 @@ class Neuron(nn.Module):
         """The largest magnitude of a code."""
         return max(abs(self.lo), abs(self.hi))
 
+    @property
+    def integers(self) -> torch.dtype:
+        """The smallest type that holds the codes."""
+        return torch.int8 if self.lo >= -128 and self.hi <= 127 else torch.int16
+
     def codes(self, u: Tensor) -> Tensor:
         """The codes for the running input `u`: integers, as floats or in int8."""
         return current().codes(self, u)

@@ -72,3 +72,16 @@ def test_a_step_that_does_not_fit_is_an_error(network: Any, monkeypatch: pytest.
     full_after(3, 0, monkeypatch)
     with pytest.raises(torch.OutOfMemoryError):
         spikezip.simulate(snn, images, 8, chunk=8)
+
+
+@pytest.mark.parametrize("engine", ["folded", "spike", "event"])
+def test_codes_are_kept_in_bytes_where_they_fit(network: Any, engine: str) -> None:
+    snn, images = network
+    run = spikezip.simulate(snn, images, 3, engine)
+    assert {codes.dtype for codes in run.tracers.values()} == {torch.int8}
+    model = transformers.ViTForImageClassification(snn.config)
+    wide = spikezip.convert(spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=256)), images))
+    found = spikezip.simulate(wide, images, 300, engine, stop_early=False)
+    for name, codes in found.tracers.items():
+        assert codes.dtype == (torch.int16 if wide.neurons[name].hi > 127 else torch.int8)
+    assert max(int(codes.max()) for codes in found.tracers.values()) > 127
