@@ -19,7 +19,7 @@ class Run:
         spike_counts: site → `[T, B]`, spikes of each step and sample (a graded spike of m counts as m).
         neurons: site → neurons per sample.
         trains: recorded site → spikes `[T, B, …]` as integers.
-        tracers: site → the codes at the last step computed, `[B, …]`: int8 where they fit, else int16. Sites stand in the
+        tracers: site → the codes at the last step computed, `[B, …]`: int8 where they fit, else int16. Sites are in the
             order of execution, here and in the other dicts.
         neuron_spikes: site → spikes of each neuron over the whole run, of the tracers' shape, as integers (a graded
             spike of m counts as m); empty unless asked for with `count_neurons=True`.
