@@ -9,6 +9,7 @@ import typer
 from transformers.utils import logging
 from typer.core import TyperGroup
 
+from spikezip.cli.attention import attention
 from spikezip.cli.compare import compare
 from spikezip.cli.convert import convert
 from spikezip.cli.demo import demo
@@ -91,7 +92,8 @@ def spikezip(
     [bold]verify[/] shows that QANN and SNN agree in every bit; [bold]inspect[/] shows what is in a folder.
     [bold]measure[/] counts accuracy, spikes and energy over time; [bold]compare[/] puts such files side by side.
     [bold]tune[/] looks for settings that save spikes or steps; [bold]exits[/] lets samples leave when they are sure.
-    [bold]report[/] shows it all on one page; [bold]results[/] makes a page of many runs.
+    [bold]report[/] shows it all on one page; [bold]attention[/] draws where the network looks, step by step.
+    [bold]results[/] makes a page of many runs.
     [bold]demo[/] does it all on something small.
     """
     # Reading a small folder needs no progress bar of its own; downloads from the Hub keep theirs.
@@ -99,6 +101,7 @@ def spikezip(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-for verb in (quantize, train, convert, verify, simulate, measure, compare, tune, exits, report, inspect, demo):
+VERBS = (quantize, train, convert, verify, simulate, measure, compare, tune, exits, report, attention, inspect, demo)
+for verb in VERBS:
     app.command()(verb)
 app.add_typer(results)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from transformers import AutoTokenizer
 
 from spikezip.checkpoint.format import CERTIFICATE
 from spikezip.cli import data as samples_of
@@ -16,7 +15,7 @@ from spikezip.cli.folders import load, locate
 from spikezip.cli.options import BatchSizeOption, DataOption, DeviceOption, SamplesOption
 from spikezip.cli.options import device as read_device
 from spikezip.cli.screen import progress, say
-from spikezip.data import Pixels, Split
+from spikezip.cli.shown_samples import looks, take
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.equivalence import verify
@@ -95,7 +94,7 @@ def report(
                 certificate = _verified(quantized, network, stream, total, measured.settings)
         if certificate is not None:
             measured = replace(measured, certificate=json.loads(certificate.to_json()))
-    story = _story(network, quantized, _one(found, sample), folder, f"Sample {sample} of {data}", measured.settings)
+    story = _story(network, quantized, take(found, [sample]), folder, f"Sample {sample} of {data}", measured.settings)
     path = write(measured, out, story)
     say(f"report → {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
@@ -105,13 +104,7 @@ def _story(network: Any, quantized: Any, one: samples_of.Samples, folder: Path, 
     from spikezip.show.story import tell
 
     (batch,) = samples_of.batches(one, network, folder, batch_size=1)
-    shown: dict[str, Any] = {}
-    if one.texts:
-        shown["tokenizer"] = AutoTokenizer.from_pretrained(folder)
-    else:
-        file = folder / "preprocessor_config.json"
-        pixels = Pixels.from_json(json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})
-        shown |= {"mean": pixels.mean, "std": pixels.std}
+    shown = looks(one, folder)
     run = {"coding": settings.coding, "max_spike": settings.max_spike, "stagger": settings.stagger}
     try:
         return tell(
@@ -120,13 +113,6 @@ def _story(network: Any, quantized: Any, one: samples_of.Samples, folder: Path, 
     except InputError as error:
         say(f"the report has no player: {error}")
         return None
-
-
-def _one(found: samples_of.Samples, number: int) -> samples_of.Samples:
-    images: Any = found.images
-    part = images.take([number]) if isinstance(images, Split) else images[number : number + 1]
-    labels = None if found.labels is None else found.labels[number : number + 1]
-    return samples_of.Samples(found.texts[number : number + 1], part, labels)
 
 
 def _certificate(folder: Path) -> Certificate | None:

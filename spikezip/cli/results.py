@@ -31,13 +31,16 @@ results = typer.Typer(
 def add(
     what: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN|FILE…", help="Folders of `spikezip train`, files of `spikezip measure --json`."),
+        typer.Argument(
+            metavar="RUN|FILE…",
+            help="Folders of `spikezip train`, files of `spikezip measure --json` or `spikezip attention --json`.",
+        ),
     ],
     into: IntoOption = Path("results"),
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", metavar="TEXT", show_default="that of the recipe or the measurement", help="What to call it."
+            "--name", metavar="TEXT", show_default="that of the recipe or the document", help="What to call it."
         ),
     ] = None,
     tried: Annotated[
@@ -45,7 +48,7 @@ def add(
     ] = False,
     over: Annotated[bool, typer.Option("--over", help="Write over what has this name.")] = False,
 ) -> None:
-    """Take the metrics of finished runs, or of measurements, into the folder of results.
+    """Take the metrics of finished runs, measurements, or documents of attention, into the folder of results.
 
     Of a run these are results.json, its certificate, its recipe and the versions. Paths of this machine are taken out.
     A folder that is not a finished, certified run is refused.
@@ -56,7 +59,7 @@ def add(
 
     [green]spikezip results add measured.json --name sst2-minilm[/]
     """
-    from spikezip.results import add_measurement, add_run
+    from spikezip.results import add_file, add_run
 
     if name is not None and len(what) > 1:
         raise ConfigError(f"--name {name}: one name cannot serve {len(what)} things; add them one by one")
@@ -65,7 +68,7 @@ def add(
             raise ConfigError(f"{one} is not there")
         if tried and one.is_file():
             raise ConfigError(f"--tried is for runs; {one} is a file")
-        done = add_measurement(one, into, name, over=over) if one.is_file() else None
+        done = add_file(one, into, name, over=over) if one.is_file() else None
         say(f"{one} → {done or add_run(one, into, name, tried=tried, over=over)}")
 
 

@@ -1,19 +1,22 @@
-"""Take metrics into the folder of results: of a finished run, or of a measurement."""
+"""Take metrics into the folder of results: of a finished run, of a measurement, or where a network looks."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spikezip.errors import ConfigError, InputError
+from spikezip.measure import document
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.document import Measurement
 from spikezip.results import recipes
 from spikezip.results.scrub import scrub
+from spikezip.show import attention_document
+from spikezip.show.attention_document import AttentionDocument
 
-RUNS, TRIED, MEASURED = "runs", "tried", "measured"
+RUNS, TRIED, MEASURED, ATTENTION = "runs", "tried", "measured", "attention"
 RESULTS, CERTIFICATE, RECIPE, VERSIONS = "results.json", "certificate.json", "recipe.yaml", "versions.json"
 
 
@@ -62,6 +65,38 @@ def add_measurement(file: str | Path, into: str | Path, name: str | None = None,
     path = _free(Path(into) / MEASURED, f"{name}.json", over)
     plain = scrub(replace(measurement, name=name).to_json(), Path.cwd())
     return Measurement.from_json(plain).save(path)
+
+
+def add_attention(file: str | Path, into: str | Path, name: str | None = None, *, over: bool = False) -> Path:
+    """Copy what `spikezip attention --json` wrote, without paths of the machine; arguments as for a measurement."""
+    attention = AttentionDocument.load(file)
+    name = name or attention.name
+    path = _free(Path(into) / ATTENTION, f"{name}.json", over)
+    plain = replace(attention, name=name).to_json()
+    samples = plain.pop("samples")  # pictures in base64 and words of texts may look like paths, and are none
+    return AttentionDocument.from_json(scrub(plain, Path.cwd()) | {"samples": samples}).save(path)
+
+
+def add_file(file: str | Path, into: str | Path, name: str | None = None, *, over: bool = False) -> Path:
+    """Copy a document that `--json` wrote, by the format that it names: a measurement, or where a network looks.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        ...     _ = file.write('{"format": "spikezip-exits"}')
+        ...     file.flush()
+        ...     add_file(file.name, "results")
+        Traceback (most recent call last):
+        spikezip.errors.InputError: ...json cannot be added: its format is 'spikezip-exits', known are ...
+    """
+    known: dict[str, Callable[..., Path]] = {document.FORMAT: add_measurement, attention_document.FORMAT: add_attention}
+    form = _read(Path(file)).get("format")
+    if form not in known:
+        raise InputError(
+            f"{file} cannot be added: its format is {form!r}, known are {', '.join(known)} "
+            "(`spikezip measure --json`, `spikezip attention --json`)"
+        )
+    return known[form](file, into, name, over=over)
 
 
 def _finished(run: Path) -> tuple[dict[str, Any], Certificate]:

@@ -3,6 +3,7 @@
 runs/NAME/       results.json, certificate.json, recipe.yaml, versions.json of a run, from `spikezip results add`
 tried/NAME/      the same, of a run that was given up for a better one: for sentences, in no table
 measured/*.json  what `spikezip measure --json` wrote
+attention/*.json what `spikezip attention --json` wrote
 other/*.json     figures from elsewhere in the repository
 quoted.yaml      figures of others, each with its source
 reasons.yaml     recipe → why its aim was missed
@@ -22,8 +23,9 @@ from spikezip.errors import CheckpointError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.document import Measurement
 from spikezip.results import recipes
-from spikezip.results.adding import CERTIFICATE, MEASURED, RECIPE, RESULTS, RUNS, TRIED, VERSIONS
+from spikezip.results.adding import ATTENTION, CERTIFICATE, MEASURED, RECIPE, RESULTS, RUNS, TRIED, VERSIONS
 from spikezip.results.lookup import find
+from spikezip.show.attention_document import AttentionDocument
 
 OTHER, QUOTED, REASONS, PAGE = "other", "quoted.yaml", "reasons.yaml", "page.md"
 # Without these there is no row in a table.
@@ -80,6 +82,7 @@ class Results:
     runs: dict[str, Run]
     tried: dict[str, Run]
     measured: dict[str, Measurement]
+    attention: dict[str, AttentionDocument]
     other: dict[str, dict[str, Any]]
     quoted: dict[str, Any]
     reasons: dict[str, str]
@@ -94,6 +97,7 @@ class Results:
             runs={path.name: _run(path) for path in _folders(folder / RUNS)},
             tried={path.name: _run(path) for path in _folders(folder / TRIED)},
             measured={path.stem: Measurement.load(path) for path in _files(folder / MEASURED)},
+            attention={path.stem: AttentionDocument.load(path) for path in _files(folder / ATTENTION)},
             other={path.stem: _json(path) for path in _files(folder / OTHER)},
             quoted=_yaml(folder / QUOTED),
             reasons=_yaml(folder / REASONS),
@@ -109,6 +113,7 @@ class Results:
         found: dict[str, dict[str, Any]] = {f"{RUNS}/{name}": run.document() for name, run in self.runs.items()}
         found |= {f"{TRIED}/{name}": run.document() for name, run in self.tried.items()}
         found |= {f"{MEASURED}/{name}": one.to_json() for name, one in self.measured.items()}
+        found |= {f"{ATTENTION}/{name}": one.to_json() for name, one in self.attention.items()}
         found |= {f"{OTHER}/{name}": one for name, one in self.other.items()}
         return found | {f"quoted/{name}": part for name, part in self.quoted.items()}
 

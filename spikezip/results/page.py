@@ -6,6 +6,8 @@
 {{ table NAME … }}                 a table, alone on its line; see `tables`
 {{ figure NAME runs/sst2-* … }}    the address of a picture, to stand in ![what it shows](…)
 {{ panel NAME runs/sst2-* … }}     the same, but the line is left out while there are not two curves to compare
+{{ attention NAME SAMPLE … }}      the address of a picture of where a network looks, of attention/NAME.json, or of some
+                                   of its samples; a NAME with a star that finds nothing leaves the line out
 
 Formats are those of `numbers`. A key with a space in it stands in quotes.
 """
@@ -24,7 +26,6 @@ from spikezip.results.folder import PAGE, Results
 from spikezip.results.tables import table
 from spikezip.results.tables.tasks import check_reasons
 from spikezip.results.values import difference, shown, total
-from spikezip.show.chart import Chart
 
 PICTURES = Path("img", "results")  # beside the page
 HEADER = "<!-- Made by `spikezip results build` from the files in {folder}/: edit {folder}/{page}, not this. -->\n"
@@ -41,14 +42,14 @@ class Page:
 
     path: Path
     text: str
-    pictures: dict[Path, Chart]
+    pictures: dict[Path, figures.Drawn]
 
     def write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(self.text, encoding="utf-8")
-        for path, chart in self.pictures.items():
-            if not figures.is_drawn(chart, path):
-                figures.draw(chart, path)
+        for path, drawn in self.pictures.items():
+            if not figures.is_drawn(drawn, path):
+                figures.draw(drawn, path)
         for path in self.left_over():
             path.unlink()
 
@@ -66,7 +67,7 @@ class Page:
         if text != self.text:
             lines = unified_diff(text.splitlines(), self.text.splitlines(), "the page", "the files", n=0, lineterm="")
             found.append(f"{self.path} is not what the files give:\n" + "\n".join([*lines][:12]))
-        old = [path for path, chart in self.pictures.items() if not figures.is_drawn(chart, path)]
+        old = [path for path, drawn in self.pictures.items() if not figures.is_drawn(drawn, path)]
         found += [f"{path} does not show what the files give" for path in old]
         return found + [f"{path} is on no page any more" for path in self.left_over()]
 
@@ -91,7 +92,7 @@ def make(results: str | Path, page: str | Path, recipes: str | Path) -> Page:
     folder, path = Path(results), Path(page)
     book = Book(Results.read(folder), Path(recipes), path)
     template = folder / PAGE
-    pictures: dict[Path, Chart] = {}
+    pictures: dict[Path, figures.Drawn] = {}
     lines, code = [], False
     for count, line in enumerate(template.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -122,7 +123,7 @@ def _check_typed(line: str) -> None:
         )
 
 
-def _line(book: Book, line: str, pictures: dict[Path, Chart]) -> str:
+def _line(book: Book, line: str, pictures: dict[Path, figures.Drawn]) -> str:
     def replaced(match: re.Match[str]) -> str:
         verb, *words = _words(match[1])
         known: dict[str, Callable[[], str]] = {
@@ -132,6 +133,7 @@ def _line(book: Book, line: str, pictures: dict[Path, Chart]) -> str:
             "table": lambda: _table(book, line, words),
             "figure": lambda: _figure(book, words, pictures),
             "panel": lambda: _figure(book, words, pictures, least=2),
+            "attention": lambda: _attention(book, words, pictures),
         }
         if verb not in known:
             close = get_close_matches(verb, known, n=1)
@@ -172,12 +174,10 @@ def _table(book: Book, line: str, words: list[str]) -> str:
     return table(book, words[0], words[1:]).markdown()
 
 
-def _figure(book: Book, words: list[str], pictures: dict[Path, Chart], least: int = 1) -> str:
+def _figure(book: Book, words: list[str], pictures: dict[Path, figures.Drawn], least: int = 1) -> str:
     if not words or not re.fullmatch(r"[\w-]+", words[0]):
         raise ConfigError("a picture needs a name of letters, digits and '-', as in {{ figure levels runs/cifar10-* }}")
-    path = book.page.parent / PICTURES / f"{words[0]}.svg"
-    if path in pictures:
-        raise ConfigError(f"there are two figures {words[0]!r}: give one of them another name")
+    path = _place(book, words[0], pictures)
     chart = figures.chart(book, words[0], words[1:])
     if not chart.series and least == 1:
         raise ConfigError(f"{' '.join(words[1:])}: there is no such run: add one, or make it a panel")
@@ -185,3 +185,23 @@ def _figure(book: Book, words: list[str], pictures: dict[Path, Chart], least: in
         raise _LeaveOutError
     pictures[path] = chart
     return book.link(path)
+
+
+def _attention(book: Book, words: list[str], pictures: dict[Path, figures.Drawn]) -> str:
+    if not words:
+        raise ConfigError("whose attention? As in {{ attention cifar10-vit }}")
+    found = figures.attention(book, words[0], words[1:])
+    if found is None:
+        raise _LeaveOutError
+    name, document = found
+    path = _place(book, f"attention-{name}", pictures)
+    pictures[path] = document
+    return book.link(path)
+
+
+def _place(book: Book, name: str, pictures: dict[Path, figures.Drawn]) -> Path:
+    """Where a picture of this name will lie, if there is none yet."""
+    path = book.page.parent / PICTURES / f"{name}.svg"
+    if path in pictures:
+        raise ConfigError(f"there are two figures {name!r}: give one another name, or leave it out")
+    return path

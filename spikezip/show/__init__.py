@@ -2,8 +2,10 @@
 
 from spikezip.show import curves
 from spikezip.show.attention import attention_maps
+from spikezip.show.attention_document import AttentionDocument
 from spikezip.show.chart import Chart, Heat
 from spikezip.show.feature_map import attention_figure
+from spikezip.show.looking import look
 from spikezip.show.neuron import neuron_figure, trace_neurons
 from spikezip.show.raster import raster
 from spikezip.show.report import report
@@ -11,12 +13,14 @@ from spikezip.show.static import save_figure
 from spikezip.show.story import Story, tell
 
 __all__ = [
+    "AttentionDocument",
     "Chart",
     "Heat",
     "Story",
     "attention_figure",
     "attention_maps",
     "curves",
+    "look",
     "neuron_figure",
     "raster",
     "report",

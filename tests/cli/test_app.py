@@ -23,6 +23,7 @@ VERBS = [
     "tune",
     "exits",
     "report",
+    "attention",
     "inspect",
     "demo",
 ]

@@ -74,3 +74,20 @@ def test_the_picture_is_an_svg_with_the_names_of_its_curves(tmp_path: Path) -> N
     root = ElementTree.parse(path).getroot()
     texts = {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
     assert {"MR", "SST-2", "step T", "accuracy of the SNN"} <= texts
+
+
+def test_levels_stand_in_their_order(tmp_path: Path) -> None:
+    folder = repository(tmp_path, *(toy.recipe(f"sst2-{n}levels", levels=n) for n in (16, 32, 8)))
+    assert list(curves(page(folder, "figure all runs/*"))) == ["8 levels", "16 levels", "32 levels"]
+
+
+@pytest.mark.parametrize(("words", "rows"), [("Toy", 1), ("A network of whom there is much to be told", 2)])
+def test_long_names_stand_below_each_other(tmp_path: Path, words: str, rows: int) -> None:
+    other = toy.recipe("other", note=f"{words}, another on SST-2")
+    folder = repository(tmp_path, toy.recipe(note=f"{words} on SST-2"), other, sizes={"other": 9_000_000})
+    found = page(folder, "figure all runs/*")
+    found.write()
+    (path,) = found.pictures
+    nodes = ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")
+    places = {node.get("y") for node in nodes if words in "".join(node.itertext())}
+    assert len(places) == rows, "how many rows the legend has"

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spikezip.measure.certificate import Certificate, summarize_t_eq
 from spikezip.measure.document import Answers, Data, Latency, Measurement, Model, OverTime, Settings, Site, Steps
+from spikezip.show.attention_document import AttentionDocument, AttentionSample, Picture
 from spikezip.training.recipe import Recipe
 
 QUOTED = """
@@ -113,6 +116,36 @@ def measurement(name: str = "toy", stagger: float = 0.0, **more: Any) -> Measure
         "command": "spikezip measure /home/me/snn --data cifar10:/home/me/cifar10",
     }
     return Measurement(**(given | more))
+
+
+def attention(name: str = "toy", samples: int = 3, steps: int = 5, **more: Any) -> AttentionDocument:
+    """Images of noise, 32 pixels a side, which nothing makes small, on a grid of 8 × 8 patches."""
+    random = torch.Generator().manual_seed(0)
+
+    def weights() -> tuple[float, ...]:
+        return tuple(round(value, 4) for value in torch.rand(64, generator=random).tolist())
+
+    def sample(index: int) -> AttentionSample:
+        image = torch.randint(0, 256, (32, 32, 3), generator=random, dtype=torch.uint8)
+        image[0, 0] = torch.tensor([253, 9, 9], dtype=torch.uint8)  # in base64 it begins as a path does: with /
+        over_time = tuple(weights() for _ in range(steps))
+        return AttentionSample(index, "cat", "dog", 20 + index, 0.25, over_time, weights(), Picture.of(image), (8, 8))
+
+    given: dict[str, Any] = {
+        "name": name,
+        "class_": "ViT",
+        "parameters": 10,
+        "levels": 16,
+        "data": "cifar10:/home/me/cifar10",
+        "map": "layers.0.attention.p",
+        "source": "the class token",
+        "steps": tuple(range(1, steps + 1)),
+        "settings": Settings("equilibrium"),
+        "device": "cpu (toy)",
+        "samples": tuple(sample(7 * number) for number in range(samples)),
+        "command": "spikezip attention /home/me/snn --data cifar10:/home/me/cifar10",
+    }
+    return AttentionDocument(**(given | more))
 
 
 def home(folder: Path, page: str, *runs: tuple[Path, str], recipes: tuple[Recipe, ...] = ()) -> Path:
