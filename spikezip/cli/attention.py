@@ -45,7 +45,7 @@ def attention(
             help="Which attention: a site, averaged over heads, or 'rolled out', all layers together.",
         ),
     ] = None,
-    engine: EngineOption = "folded",
+    engine: EngineOption = "auto",
     coding: CodingOption = "analog",
     max_spike: MaxSpikeOption = 1,
     stagger: StaggerOption = 0,

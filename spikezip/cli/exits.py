@@ -85,7 +85,7 @@ def exits(
         str,
         typer.Option("--steps", metavar="N|equilibrium", help="Nobody stays longer than N, or until nothing fires."),
     ] = "equilibrium",
-    engine: EngineOption = "folded",
+    engine: EngineOption = "auto",
     coding: CodingOption = "analog",
     max_spike: MaxSpikeOption = 1,
     stagger: StaggerOption = 0,

@@ -50,7 +50,7 @@ def measure(
     steps: Annotated[
         str, typer.Option("--steps", metavar="N|equilibrium", help="How many, or until nothing fires.")
     ] = "equilibrium",
-    engine: EngineOption = "folded",
+    engine: EngineOption = "auto",
     coding: CodingOption = "analog",
     max_spike: MaxSpikeOption = 1,
     stagger: StaggerOption = 0,

@@ -33,7 +33,7 @@ def simulate(
     steps: Annotated[
         str, typer.Option("--steps", metavar="N|equilibrium", help="How many, or until nothing fires.")
     ] = "64",
-    engine: EngineOption = "folded",
+    engine: EngineOption = "auto",
     coding: CodingOption = "analog",
     max_spike: MaxSpikeOption = 1,
     stagger: StaggerOption = 0,

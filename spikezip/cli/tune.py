@@ -55,7 +55,7 @@ def tune(
             help="Joules per inference, or spikes per neuron.",
         ),
     ] = "energy",
-    engine: EngineOption = "folded",
+    engine: EngineOption = "auto",
     coding: CodingOption = "analog",
     samples: Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Use only the first N samples.")] = 64,
     batch_size: BatchSizeOption = 8,

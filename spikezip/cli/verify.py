@@ -31,7 +31,7 @@ def verify(
     *,
     data: DataOption,
     samples: SamplesOption = None,
-    engine: EngineOption = "folded",
+    engine: EngineOption = "auto",
     coding: CodingOption = "analog",
     max_spike: MaxSpikeOption = 1,
     stagger: StaggerOption = 0,

@@ -21,7 +21,7 @@ def verify(
     snn: SpikingModel,
     batches: Iterable[Batch] | Batch,
     *,
-    engine: str = "folded",
+    engine: str = "auto",
     coding: str = "analog",
     max_spike: int = 1,
     stagger: float = 0,

@@ -54,7 +54,7 @@ def simulate_until_confident(
     snn: SpikingModel,
     batch: Batch,
     rule: ExitRule,
-    engine: str = "folded",
+    engine: str = "auto",
     *,
     chunk: int | None = None,
     max_steps: int | None = None,

@@ -32,7 +32,7 @@ def measure(
     qann: QuantizedModel | None = None,
     *,
     steps: Steps = "equilibrium",
-    engine: str = "folded",
+    engine: str = "auto",
     coding: str = "analog",
     max_spike: int = 1,
     stagger: float = 0,

@@ -102,7 +102,7 @@ def tune(
     *,
     cost: str = "energy",
     agreement: float | None = 0.99,
-    engine: str = "folded",
+    engine: str = "auto",
     coding: str = "analog",
     energy_model: EnergyModel | None = None,
     progress: Callable[[int], None] | None = None,

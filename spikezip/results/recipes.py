@@ -8,7 +8,10 @@ from typing import Any
 from spikezip.errors import ConfigError
 
 # What does not change what is computed, or names a folder of the machine.
-_FREE = ("name", "note", "output", "seed", "workers", "expected", "model.path", "data.source")
+_FREE = (
+    *("name", "note", "output", "seed", "workers", "expected", "model.path", "data.source"),
+    "stages.verify.engine",  # all engines give the same spikes
+)
 _MANY = 4  # differences that are named one by one
 
 

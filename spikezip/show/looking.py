@@ -54,7 +54,7 @@ def look(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     tokenizer: Any = None,
-    engine: str = "folded",
+    engine: str = "auto",
     coding: str = "analog",
     max_spike: int = 1,
     stagger: float = 0,

@@ -45,7 +45,7 @@ def simulate(
     snn: SpikingModel,
     batch: Batch,
     steps: Steps = 64,
-    engine: str = "folded",
+    engine: str = AUTO,
     *,
     coding: str = "analog",
     max_spike: int = 1,
@@ -63,7 +63,7 @@ def simulate(
         batch: a dict of model inputs, or the main input alone; labels are left out.
         steps: how many, or `"equilibrium"`: until nothing fires.
         engine: `"folded"` (all steps of a chunk at once), `"spike"` (the paper, step by step), `"event"` (only what
-            fired costs work; on the CPU), or `"auto"`, which takes what is fastest here. The spikes are the same.
+            fired costs work; on the CPU), or `"auto"`: what is fastest here. The spikes are the same.
         coding: `"analog"`: the input is there from the first step; `"rate"`: it rises over the first L steps, L being
             the levels of the first site.
         max_spike: the largest spike; 1 gives the paper's ternary spikes.

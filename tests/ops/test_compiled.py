@@ -108,7 +108,7 @@ def test_counts_that_are_nan_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FoldedEngine, "_walk", spoiled)
     with pytest.raises(SpikezipError, match="not a number"):
-        spikezip.simulate(snn, images, 3)
+        spikezip.simulate(snn, images, 3, "folded")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (65, 256), (4, 5, 33)])

@@ -152,14 +152,14 @@ def test_auto_takes_events_where_they_are_compiled(vit: Any, monkeypatch: pytest
 
     snn, batch = vit
     best = "event" if drive.numba_is_here() else "folded"
-    run = spikezip.simulate(snn, batch, 5, "auto")
+    run = spikezip.simulate(snn, batch, 5)
     assert run.engine == best
     assert_equal(run, spikezip.simulate(snn, batch, 5, "spike"))
     assert chosen(snn, "spike") == "spike"
     assert chosen(networks("ViTForImageClassification", bits=None)[0], "auto") == "folded"
     assert chosen(networks("ViTForImageClassification")[0].double(), "auto") == "folded"
     monkeypatch.setattr(drive, "numba_is_here", lambda: False)
-    assert spikezip.simulate(snn, batch, 5, "auto").engine == "folded"
+    assert spikezip.simulate(snn, batch, 5).engine == "folded"
 
 
 def test_not_on_a_gpu(vit: Any, monkeypatch: pytest.MonkeyPatch) -> None:

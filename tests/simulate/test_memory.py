@@ -52,7 +52,13 @@ def test_a_chunk_that_does_not_fit_is_taken_in_parts(
 ) -> None:
     snn, images = network
     site = next(iter(snn.neurons))
-    settings: dict[str, Any] = {"chunk": chunk, "record": [site], "count_neurons": True, "stagger": 0.25}
+    settings: dict[str, Any] = {
+        "engine": "folded",
+        "chunk": chunk,
+        "record": [site],
+        "count_neurons": True,
+        "stagger": 0.25,
+    }
     expected = spikezip.simulate(snn, images, 20, stop_early=False, **settings)
     tried = full_after(calls, 3, monkeypatch)
     with pytest.warns(UserWarning, match="6 steps at once do not fit .* taking 3" if chunk else "4 steps .* taking 2"):
@@ -71,7 +77,7 @@ def test_a_step_that_does_not_fit_is_an_error(network: Any, monkeypatch: pytest.
     snn, images = network
     full_after(3, 0, monkeypatch)
     with pytest.raises(torch.OutOfMemoryError):
-        spikezip.simulate(snn, images, 8, chunk=8)
+        spikezip.simulate(snn, images, 8, "folded", chunk=8)
 
 
 @pytest.mark.parametrize("engine", ["folded", "spike", "event"])

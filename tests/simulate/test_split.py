@@ -83,7 +83,7 @@ def test_an_error_comes_through(bert: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(FoldedEngine, "advance", fails)
     with pytest.raises(ValueError, match="a part fails"):
-        spikezip.simulate(snn, batch, 10_000, chunk=1, stop_early=False)
+        spikezip.simulate(snn, batch, 10_000, "folded", chunk=1, stop_early=False)
     assert len(seen) < 1000  # the others did not go on to the end
     assert told[-1] == 3
     with pytest.raises(ConfigError, match="chunk"):

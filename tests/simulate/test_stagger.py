@@ -225,7 +225,7 @@ def walk(*args):
     calls.append(args)
     return triton.walk(*args)
 neuron.walk = walk
-found = spikezip.simulate(snn, batch, **settings)
+found = spikezip.simulate(snn, batch, engine="folded", **settings)
 assert len(calls) > len(snn.neurons)
 assert any(len(args[0]) not in (5, 2) for args in calls), "no chunk was cut by a delay"
 for site, train in expected.trains.items():
