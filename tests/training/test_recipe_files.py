@@ -60,6 +60,7 @@ LEVELS = {"cifar10-vit-scratch-8levels": 8, "cifar10-vit-scratch-32levels": 32}
 SCRATCH = {
     "cifar10-vit-tiny-scratch": 1.3,
     "cifar10-vit-scratch": 5.3,
+    "cifar10-vit-fine-scratch": 5.3,
     "cifar10-vit-small-scratch": 11.9,
     "cifar10-swin-scratch": 5.9,
 }
