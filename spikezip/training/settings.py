@@ -212,7 +212,7 @@ class VerifyStage(Settings):
     steps: tuple[int, ...] = ()
     samples: int | None = None
     batch_size: int = 32
-    engine: Literal["folded", "spike", "event", "auto"] = "auto"
+    engine: Literal["folded", "spike", "event", "auto"] = "folded"
 
     def check(self) -> None:
         self.within("steps", "samples", "batch_size", least=1)
