@@ -6,8 +6,9 @@
 
 A step is forward, loss, backward and AdamW. The float model runs with eager attention and with SDPA. The rows with a
 teacher add the forward pass of a frozen float model (SDPA) and a distillation loss. The quantized network runs as
-`spikezip train` runs it on one GPU, with CUDA graphs, and once without. Each row takes its turn in every round; the
-median of all steps counts. TF32 is off; `bf16` is autocast. Rows with a teacher have their own base.
+`spikezip train` runs it on one GPU, with CUDA graphs, and once without; the float model gets graphs too, in a row of its
+own. Each row takes its turn in every round; the median of all steps counts. TF32 is off; `bf16` is autocast. Rows with a
+teacher have their own base.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import spikezip
-from spikezip.training.graphs import GraphedStep
+from spikezip.training.graphs import SDPA, GraphedStep
 
 PRECISIONS = ("float32", "bf16")
 Step = Callable[[], None]
@@ -137,9 +138,11 @@ def make_steps(args: argparse.Namespace, name: str, precision: str) -> dict[str,
         "quantized, no graphs": (quantized(), None),
         "float, sdpa + teacher": (floats("sdpa").train(), teacher),
     }
-    graphed = {"quantized": (quantized(), None), "quantized + teacher": (quantized(), teacher)}
-    if name == "vit":  # text models look at their masks, which a graph cannot
-        graphed["float, sdpa, graphs"] = (floats("sdpa").train(), None)
+    graphed = {
+        "quantized": (quantized(), None),
+        "quantized + teacher": (quantized(), teacher),
+        "float, sdpa, graphs": (floats(SDPA).train(), None),  # fused attention, whose mask nobody looks at
+    }
     steps = {row: make_step(args, precision, model, batch, guide) for row, (model, guide) in rows.items()}
     on_gpu = args.device.startswith("cuda")
     return steps | {

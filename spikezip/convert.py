@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from spikezip.errors import CalibrationError, ConfigError
+from spikezip.quant.attention import QuantAttention
 from spikezip.quant.embedding import QuantEmbedding
 from spikezip.quant.model import QuantizedModel
 from spikezip.quant.site import Site
-from spikezip.quant.synapse import QuantAttention, QuantConv1D, QuantInput, QuantLinear, QuantSynapse
+from spikezip.quant.synapse import QuantConv1D, QuantInput, QuantLinear, QuantSynapse
 from spikezip.simulate.model import SpikingModel, adopt_spiking
 from spikezip.spiking.attention import SITES, Attention
 from spikezip.spiking.embedding import SpikingEmbedding

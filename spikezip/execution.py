@@ -32,6 +32,7 @@ class SiteLike(Protocol):
 class Execution:
     """The quantized network's own arithmetic: no time, every site holds its final code."""
 
+    watches = False  # whether `learned` wants to hear of every site
     keeps_sums = False  # whether `linear` and `matmul` return sums that they go on with, and that must not be changed
 
     def codes(self, site: SiteLike, u: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ class Agreement:
 
 
 class _Learning(Recording):
+    watches = True
+
     def learned(self, site: SiteLike, codes: Tensor) -> None:
         self.seen[site.name] = codes
 

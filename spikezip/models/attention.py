@@ -25,7 +25,7 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Attention with sites, in the form that `AttentionInterface` asks for."""
     sesa = getattr(module, CHILD, None)
     if sesa is None:
@@ -35,7 +35,11 @@ def attention(
         raise CoverageError(f"{type(module).__name__} asks for {', '.join(given)}, which has no spiking form here")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     groups = query.shape[1] // key.shape[1]
-    result: tuple[Tensor, Tensor] = sesa(query, key, value, attention_mask, scaling, groups, dropout)
+    asked = kwargs.get("output_attentions")
+    asked = getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked
+    result: tuple[Tensor, Tensor | None] = sesa(
+        query, key, value, attention_mask, scaling, groups, dropout, bool(asked)
+    )
     return result
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from spikezip.errors import CoverageError
-from spikezip.quant.synapse import QuantAttention, QuantInput, QuantSynapse
+from spikezip.quant.attention import QuantAttention
+from spikezip.quant.synapse import QuantInput, QuantSynapse
 
 _PRODUCTS = frozenset(
     {

@@ -21,13 +21,31 @@ class _LSQ(torch.autograd.Function):
         ctx.save_for_backward(u, step)
         ctx.range = lo, hi
         ctx.mark_non_differentiable(codes)
+        ctx.set_materialize_grads(False)  # codes have no gradient: nobody needs zeros of their size
         return values, codes
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if grad is None:
+            return None, None, None, None
         u, step = ctx.saved_tensors
         grad_u, grad_scale = ops.backward(grad, u, step, *ctx.range)
         return grad_u, grad_scale.view_as(step).to(step.dtype), None, None
+
+
+class _Codes(_LSQ):
+    """As `_LSQ`, for a reader that takes codes alone: in place of values something that carries their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        u = u.contiguous()
+        step = rounding.representable(scale)
+        codes = ops.forward(u, step, lo, hi, _codes_dtype(u, lo, hi))
+        ctx.save_for_backward(u, step)
+        ctx.range = lo, hi
+        ctx.mark_non_differentiable(codes)
+        ctx.set_materialize_grads(False)
+        return codes.new_empty(()).expand(u.shape), codes
 
 
 def _codes_dtype(u: Tensor, lo: int, hi: int) -> torch.dtype:
@@ -46,6 +64,20 @@ def quantize(u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor
     """
     values, codes = _LSQ.apply(u, scale, lo, hi)
     return values, codes
+
+
+def carried_codes(u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+    """The codes, and what takes the gradient for their values: a tensor of the codes' shape and dtype, without content.
+
+    Example:
+        >>> u, s = torch.tensor([0.3, 5.0], requires_grad=True), torch.tensor(0.5, requires_grad=True)
+        >>> carrier, codes = carried_codes(u, s, -2, 1)
+        >>> carrier.backward(torch.ones(2))
+        >>> codes, u.grad, round(float(s.grad), 4)
+        (tensor([1., 1.]), tensor([1., 0.]), 0.9899)
+    """
+    carrier, codes = _Codes.apply(u, scale, lo, hi)
+    return carrier, codes
 
 
 def lsq(u: Tensor, scale: Tensor, lo: int, hi: int) -> Tensor:

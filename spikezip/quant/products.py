@@ -5,14 +5,20 @@ their products run on the tensor cores in bfloat16, exactly, which also makes th
 autocast, only the incoming gradient is rounded to bfloat16; weights and codes need no rounding.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from spikezip.ops import grid
+from spikezip.ops.lsq import reference as lsq
+from spikezip.quant.lsq import on_grid
 from spikezip.spiking.attention import Attention
 from spikezip.spiking.neuron import Neuron
 from spikezip.spiking.synapse import Part, apply_synapse, integer_parts
+
+if TYPE_CHECKING:
+    from spikezip.ops.sesa.triton_training import Scales
 
 
 class _GridLinear(torch.autograd.Function):
@@ -32,8 +38,9 @@ class _GridLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         codes, w_codes, w_scale, step = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])
-        scaled = (rows * w_scale).to(ctx.low)  # both gradients below start from it
-        grad_x = grad_w = grad_b = None
+        # Both products below start from the first; the second is the bias's.
+        scaled, grad_b = grid.scaled_gradient(rows, w_scale, ctx.low, ctx.needs_input_grad[2])
+        grad_x = grad_w = None
         if ctx.needs_input_grad[0]:
             grad_x = product(scaled, w_codes.to(ctx.low)).view(codes.shape)
             if step.ndim:  # one scale per channel is in the weights, and not in the values that came in
@@ -41,8 +48,6 @@ class _GridLinear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_w = product(scaled.t(), codes.reshape(-1, codes.shape[-1]).to(ctx.low)) * (step / w_scale[:, None])
             grad_w = grad_w.t() if ctx.transposed else grad_w
-        if ctx.needs_input_grad[2]:
-            grad_b = rows.sum(dim=0)
         return grad_x, grad_w, grad_b, None, None
 
 
@@ -90,6 +95,7 @@ class _GridMatmul(torch.autograd.Function):
 
 
 Learned = tuple[Tensor, Tensor]  # values, with gradients, and codes
+Codes = tuple[Tensor, Tensor, Tensor]  # of q, k and v
 
 
 def grid_matmul(
@@ -105,30 +111,72 @@ def grid_matmul(
     return result
 
 
-class _Straight(torch.autograd.Function):
-    """The first tensor forward, the second backward."""
+class _GridAttention(torch.autograd.Function):
+    """All of attention between the codes of q, k, v and the input of the output's site, as GPU kernels."""
 
     @staticmethod
-    def forward(ctx: Any, exact: Tensor, approximate: Tensor) -> Tensor:
-        ctx.dtype = approximate.dtype
-        return exact
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, p_scale: Tensor, codes: Codes, mask: Tensor | None, scales: "Scales"
+    ) -> Tensor:
+        # Only where it is used: importing the library must not need it.
+        from spikezip.ops.sesa import triton_training as training
+
+        u, seen = training.forward(*codes, mask, scales)
+        ctx.save_for_backward(*codes, *seen, scales.q, scales.k, scales.v, scales.p, mask)
+        ctx.fixed, ctx.shape = (scales.p_hi, scales.scaling), p_scale.shape
+        return u
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        return None, grad.to(ctx.dtype)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from spikezip.ops.sesa import triton_training as training
+
+        q, k, v, most, factor, *steps, mask = ctx.saved_tensors
+        scales = training.Scales(*steps, *ctx.fixed)
+        *grads, total = training.backward(grad, q, k, v, mask, scales, training.Seen(most, factor))
+        samples, queries, heads, _ = q.shape
+        share = lsq.share_of(samples * heads * queries * k.shape[1], scales.p_hi)
+        return *grads, (total * share).to(scales.p.dtype).view(ctx.shape), None, None, None
 
 
-def straight(exact: Tensor, approximate: Tensor) -> Tensor:
-    """`exact`, with the gradients of `approximate`.
+def grid_attention(
+    attention: Attention, q: Learned, k: Learned, v: Learned, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """What reaches the site of the output, `[B, tokens, heads, d]`, for codes of that shape of q, k and v."""
+    from spikezip.ops.sesa.triton_training import Scales
 
-    Example:
-        >>> x = torch.tensor(1.0, requires_grad=True)
-        >>> y = straight(torch.tensor(2.0), 3 * x)
-        >>> y.backward()
-        >>> y.item(), x.grad.item()
-        (2.0, 3.0)
-    """
-    result: Tensor = _Straight.apply(exact, approximate)
+    p = attention.p
+    scales = Scales(attention.q.step_size, attention.k.step_size, attention.v.step_size, p.step_size, p.hi, scaling)
+    codes = q[1], k[1], v[1]
+    seen = None if mask is None else mask[:, 0]
+    result: Tensor = _GridAttention.apply(q[0], k[0], v[0], p.scale, codes, seen, scales)
+    return result
+
+
+class _InputConv(torch.autograd.Function):
+    """The input layer on the grid; backward as a float convolution's, weights straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layer, ctx.low, ctx.bias = layer, backward_dtype(x), None if bias is None else list(bias.shape)
+        result: Tensor = layer.evaluate(x, check=False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        layer, wanted = ctx.layer, list(ctx.needs_input_grad[:3])
+        seen = on_grid(weight, layer.weight_bits) if wanted[0] else weight
+        low = (t.to(ctx.low) for t in (grad, x, seen))
+        geometry = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
+        grads = torch.ops.aten.convolution_backward(*low, ctx.bias, *geometry, wanted)
+        grad_x, grad_w, grad_b = (g if g is None else g.to(x.dtype) for g in grads)
+        return grad_x, grad_w, grad_b, None
+
+
+def grid_conv(layer: Any, x: Tensor) -> Tensor:
+    """The input layer `layer` in training, applied to the input `x`."""
+    result: Tensor = _InputConv.apply(x, layer.weight, layer.bias, layer)
     return result
 
 

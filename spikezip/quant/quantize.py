@@ -13,11 +13,12 @@ from spikezip.errors import ConfigError
 from spikezip.models import attention
 from spikezip.models.coverage import checked_plan
 from spikezip.models.plan import ACTIVATION, ATTENTION, INPUT, OUTPUT, Plan, SitePlan, is_relu
+from spikezip.quant.attention import QuantAttention
 from spikezip.quant.config import QuantConfig
 from spikezip.quant.embedding import adopt_embeddings
 from spikezip.quant.model import QuantizedModel, adopt_model
 from spikezip.quant.site import Site
-from spikezip.quant.synapse import QuantAttention, adopt_input, adopt_linear
+from spikezip.quant.synapse import adopt_input, adopt_linear
 from spikezip.spiking.differential import Differential
 from spikezip.spiking.hooks import SITE_IN, SITE_OUT, attach_hooks
 from spikezip.spiking.norm import adopt_norm

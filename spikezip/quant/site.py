@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from spikezip.errors import CalibrationError
 from spikezip.execution import current
-from spikezip.quant.lsq import initial_scale, quantize
+from spikezip.quant.lsq import carried_codes, initial_scale, quantize
 from spikezip.spiking.neuron import Neuron
 
 
@@ -103,17 +103,24 @@ class Site(Neuron):
         values, codes = self.learn(u)
         return self.keep(values, codes)
 
-    def learn(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Values, with gradients to `u` and the scale, and codes: a step of training."""
+    def learn(self, u: Tensor, bare: bool = False) -> tuple[Tensor, Tensor]:
+        """Values, with gradients to `u` and the scale, and codes: a step of training.
+
+        `bare` is for readers of the codes alone: what stands for the values then has a gradient, and no content.
+        """
+        self.make_ready(u)
+        values, codes = (carried_codes if bare else quantize)(u, self.scale, self.lo, self.hi)
+        current().learned(self, codes)
+        return values, codes
+
+    def make_ready(self, u: Tensor) -> None:
+        """In training: start from a scale that suits the first input `u`, if there is none yet."""
         if not self.is_ready():
             if self.by_channel:  # an optimizer may hold the parameter by now: it must not change its shape
                 raise CalibrationError(f"site {self.name!r} has a scale per channel: call spikezip.calibrate first")
             self.set_scale(initial_scale(u, self.hi))
         if self.notes_scale:
             self.note_scale()
-        values, codes = quantize(u, self.scale, self.lo, self.hi)
-        current().learned(self, codes)
-        return values, codes
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._ready = False

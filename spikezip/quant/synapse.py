@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from spikezip.errors import CoverageError
 from spikezip.execution import current
 from spikezip.ops import grid
 from spikezip.quant.lsq import on_grid
-from spikezip.quant.products import Learned, grid_linear, grid_matmul, straight
+from spikezip.quant.products import grid_conv, grid_linear
 from spikezip.quant.site import Site
-from spikezip.spiking.attention import Attention, masked_softmax
 from spikezip.spiking.synapse import Part, apply_synapse, input_conv, integer_parts, link
 
 
@@ -102,66 +102,13 @@ class QuantInput(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if self.entry_site.on_grid():
             return current().inject(self, x, self.evaluate)
-        floats = F.conv2d(x, on_grid(self.weight, self.weight_bits), self.bias, **self.geometry())
-        if not self.entry_site.training or self.weight_bits is None:
-            return floats
-        with torch.no_grad():
-            exact = self.evaluate(x, check=False)
-        return straight(exact, floats)
+        if self.entry_site.training and self.weight_bits is not None:
+            return grid_conv(self, x)
+        return F.conv2d(x, on_grid(self.weight, self.weight_bits), self.bias, **self.geometry())
 
     def evaluate(self, x: Tensor, check: bool = True) -> Tensor:
         codes, scale = self.grid_weight()
         return input_conv(x, codes, scale, self.bias, self.geometry(), self.name, check)
-
-
-class QuantAttention(Attention):
-    """Attention of a quantized network: on the grid in `eval()`, fake quantization in `train()`."""
-
-    q: Site
-    k: Site
-    v: Site
-    p: Site
-    o: Site
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scaling: float,
-        groups: int = 1,
-        dropout: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
-        if self.q.on_grid():
-            return super().forward(query, key, value, mask, scaling, groups)
-        if self.q.observer is not None:
-            return self._observed(query, key, value, mask, scaling, groups)
-        q, k, v = self.q.learn(query), self.k.learn(key), self.v.learn(value)
-        if groups > 1:
-            k, v = _repeat(k, groups), _repeat(v, groups)
-        turned = k[0].transpose(2, 3), k[1].transpose(2, 3)
-        scores = grid_matmul(self, "qk", q, turned, self.q, self.k, scaling)
-        p = self.p.learn(masked_softmax(scores, mask))
-        if dropout:
-            mixed = torch.matmul(F.dropout(p[0], dropout), v[0])
-        else:
-            mixed = grid_matmul(self, "pv", p, v, self.p, self.v, 1.0)
-        return self.o(mixed.transpose(1, 2).contiguous()), p[0]
-
-    def _observed(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, groups: int
-    ) -> tuple[Tensor, Tensor]:
-        """Calibration: floats all the way, the sites look on."""
-        q, k, v = self.q(query), self.k(key), self.v(value)
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        p = self.p(masked_softmax(torch.matmul(q, k.transpose(2, 3)) * scaling, mask))
-        return self.o(torch.matmul(p, v).transpose(1, 2).contiguous()), p
-
-
-def _repeat(kv: Learned, groups: int) -> Learned:
-    return kv[0].repeat_interleave(groups, dim=1), kv[1].repeat_interleave(groups, dim=1)
 
 
 def adopt_linear(layer: Any, name: str, bits: int | None, source: Site) -> None:
@@ -173,6 +120,10 @@ def adopt_linear(layer: Any, name: str, bits: int | None, source: Site) -> None:
 
 def adopt_input(layer: Any, name: str, bits: int | None, entry: Site) -> None:
     """Make a convolution the input layer of a quantized network, in front of the site `entry`."""
+    if layer.padding == "valid":
+        layer.padding = (0, 0)
+    if isinstance(layer.padding, str):
+        raise CoverageError(f"the input layer {name!r} has padding={layer.padding!r}: give it numbers, such as (1, 1)")
     layer.__class__ = QuantInput
     layer.name, layer.weight_bits = name, bits
     object.__setattr__(layer, "entry_site", entry)

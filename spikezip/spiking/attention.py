@@ -37,8 +37,12 @@ class Attention(nn.Module):
         scaling: float,
         groups: int = 1,
         dropout: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
-        """`[B, heads, tokens, d]` in; the output `[B, tokens, heads, d]` and the probabilities, both as values."""
+        watched: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`[B, heads, tokens, d]` in; the output `[B, tokens, heads, d]` and the probabilities, both as values.
+
+        `watched` says that somebody wants the probabilities; here they cost nothing until they are looked at.
+        """
         together = current().codes_of(((self.q, query), (self.k, key), (self.v, value)))
         q, k, v = together or (self.q.codes(query), self.k.codes(key), self.v.codes(value))
         whole = current().attend(self, q, k, v, mask, scaling)

@@ -156,6 +156,21 @@ def test_kernel_epilogue(shape: tuple[int, ...], with_bias: bool) -> None:
         same(triton.scale_bias_quantize(total, scale, bias, step, lo, hi, dtype), expected)
 
 
+@kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 1), (70, 130), (129, 7), (0, 4)])
+def test_kernel_gradient(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    from spikezip.ops.grid import triton
+
+    # Small whole numbers: their sums are exact in any order.
+    grad = torch.randint(-9, 10, shape, device=DEVICE).float()
+    scale = torch.rand(shape[1], device=DEVICE)
+    low, total = triton.scaled_gradient(grad, scale, dtype, True)
+    assert total is not None
+    same((low, total), ((grad * scale).to(dtype), grad.sum(dim=0)))
+    assert triton.scaled_gradient(grad, scale, dtype, False)[1] is None
+
+
 def test_two_roundings_are_not_one() -> None:
     """The data of the test above does tell a fused multiply-add from two operations."""
     total = torch.randint(-(2**20), 2**20, (17, 129)).float()

@@ -76,8 +76,8 @@ def test_gradients_of_a_product_are_the_float_products(bits: int, per_channel: b
 
 def test_gradients_of_attention_are_the_float_products() -> None:
     """As above: float64, 1e-12."""
+    from spikezip.quant.attention import QuantAttention
     from spikezip.quant.site import Site
-    from spikezip.quant.synapse import QuantAttention
 
     torch.manual_seed(0)
     like = torch.ones((), dtype=torch.float64)
@@ -120,3 +120,24 @@ def test_float_weights_report_what_they_find() -> None:
     qann = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16, weight_bits=None)), [batch])
     result = agreement(qann, [batch])
     assert 0.9 < result.share <= 1.0
+
+
+def test_gradients_of_an_input_layer_are_the_float_convolutions() -> None:
+    """As above: float64, 1e-12."""
+    from spikezip.quant.site import Site
+    from spikezip.quant.synapse import adopt_input
+
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=1, groups=2).double()
+    site = Site("site", -8, 7, like=layer.weight).train()
+    adopt_input(layer, "layer", 8, site)
+    x = torch.randn(2, 4, 7, 8, dtype=torch.float64, requires_grad=True)
+    found = layer(x)
+    upstream = torch.randn_like(found)
+    found.backward(upstream)
+
+    y = x.detach().clone().requires_grad_()
+    w, b = layer.weight.detach().clone().requires_grad_(), layer.bias.detach().clone().requires_grad_()
+    F.conv2d(y, on_grid(w, 8), b, **layer.geometry()).backward(upstream)
+    for ours, expected in zip((x.grad, layer.weight.grad, layer.bias.grad), (y.grad, w.grad, b.grad), strict=True):
+        assert torch.allclose(ours, expected, rtol=0, atol=1e-12)

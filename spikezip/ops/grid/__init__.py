@@ -1,7 +1,7 @@
 """Products of codes with integer weights, exact in floating-point units (derivation in README.md)."""
 
-from spikezip.ops.grid.choose import add_scaled, scale_bias
-from spikezip.ops.grid.fast import linear, matmul, weight_grid
+from spikezip.ops.grid.choose import add_scaled, scale_bias, scaled_gradient
+from spikezip.ops.grid.fast import convolution, linear, matmul, weight_grid
 from spikezip.ops.grid.reference import (
     INPUT_FRACTION_BITS,
     WEIGHT_BITS,
@@ -17,6 +17,7 @@ __all__ = [
     "WEIGHT_BITS",
     "accumulator",
     "add_scaled",
+    "convolution",
     "fixed_point",
     "halves",
     "largest_sum",
@@ -24,5 +25,6 @@ __all__ = [
     "linear_bound",
     "matmul",
     "scale_bias",
+    "scaled_gradient",
     "weight_grid",
 ]

@@ -101,6 +101,23 @@ def scale_bias_quantize(
     return u, *lsq.quantize(u, step, lo, hi, codes_dtype)
 
 
+def scaled_gradient(grad: Tensor, scale: Tensor, dtype: torch.dtype, with_sum: bool) -> tuple[Tensor, Tensor | None]:
+    """What a product's backward pass begins with: `grad · scale` in `dtype`, and the sum over the rows if wanted.
+
+    The sum is the gradient of the bias; in which order it adds, is left to the device.
+
+    Example:
+        >>> scaled_gradient(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, 2.0]), torch.bfloat16, True)
+        (tensor([[0.5000, 4.0000],
+                [1.5000, 8.0000]], dtype=torch.bfloat16), tensor([4., 6.]))
+    """
+    if _on_gpu(grad, scale):
+        from spikezip.ops.grid import triton
+
+        return triton.scaled_gradient(grad, scale, dtype, with_sum)
+    return (grad * scale).to(dtype), grad.sum(dim=0) if with_sum else None
+
+
 def check_channels(total: Tensor, scale: Tensor, bias: Tensor | None) -> None:
     """Raise unless scale and bias hold one element for each channel of the sums.
 

@@ -20,6 +20,16 @@ from spikezip.ops.lsq.triton import code_of
 # Weights of a row handled together; and the tile of sums that an epilogue works on.
 BLOCK = 1024
 ROWS, COLUMNS = 8, 128
+GRADIENT_ROWS, GRADIENT_TILES = 16, 4  # a gradient's tiles, and how many a program adds up
+SUM_ROWS, SUM_COLUMNS = 128, 32
+
+
+@triton.jit
+def _weight_code(weight, scale, top):
+    """The rounding rule in float64, for scales of any size: there are few weights, and some rows are odd."""
+    rounded = tl.floor(weight.to(tl.float64) / scale.to(tl.float64) + 0.5).to(tl.float64)
+    clamped = tl.minimum(tl.maximum(rounded, -top), top)
+    return tl.where(rounded == rounded, clamped, rounded).to(tl.float32)
 
 
 @triton.jit
@@ -40,7 +50,7 @@ def _row_grid(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexp
     for start in range(0, columns, block):
         here = start + tl.arange(0, block)
         weight = tl.load(weight_ptr + here, mask=here < columns, other=0.0)
-        code = code_of(weight, scale, -top, top)
+        code = _weight_code(weight, scale, top)
         tl.store(codes_ptr + here, code.to(codes_ptr.dtype.element_ty), mask=here < columns)
 
 
@@ -83,6 +93,36 @@ def _add_kernel(x_ptr, codes_ptr, scale_ptr, out_ptr, size, block: tl.constexpr)
     here = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     value = tl.load(codes_ptr + here, mask=here < size, other=0).to(tl.float32) * tl.load(scale_ptr)
     tl.store(out_ptr + here, tl.load(x_ptr + here, mask=here < size, other=0.0) + value, mask=here < size)
+
+
+@triton.jit
+def _gradient_kernel(
+    grad_ptr, scale_ptr, low_ptr, partial_ptr, rows, columns,
+    with_sum: tl.constexpr, tiles: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * tiles * tile
+    column = tl.program_id(1) * block + tl.arange(0, block)[None, :]
+    scale = tl.load(scale_ptr + column, mask=column < columns, other=0.0)
+    total = tl.zeros((tile, block), dtype=tl.float32)
+    for t in range(tiles):
+        row = first + t * tile + tl.arange(0, tile)[:, None]
+        here, mask = row * columns + column, (row < rows) & (column < columns)
+        grad = tl.load(grad_ptr + here, mask=mask, other=0.0).to(tl.float32)
+        tl.store(low_ptr + here, (grad * scale).to(low_ptr.dtype.element_ty), mask=mask)
+        total += grad
+    if with_sum:
+        at = tl.program_id(0).to(tl.int64) * columns + column
+        tl.store(partial_ptr + at, tl.sum(total, axis=0)[None, :], mask=column < columns)
+
+
+@triton.jit
+def _sums_kernel(x_ptr, out_ptr, rows, columns, tile: tl.constexpr, block: tl.constexpr):
+    column = tl.program_id(0) * block + tl.arange(0, block)[None, :]
+    total = tl.zeros((tile, block), dtype=tl.float32)
+    for first in range(0, rows, tile):
+        row = first + tl.arange(0, tile)[:, None]
+        total += tl.load(x_ptr + row * columns + column, mask=(row < rows) & (column < columns), other=0.0)
+    tl.store(out_ptr + column, tl.sum(total, axis=0)[None, :], mask=column < columns)
 
 
 def weight_grid(weight: Tensor, bits: int, codes_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -197,6 +237,33 @@ def _epilogue(
                 enable_fp_fusion=False,
             )  # fmt: skip
     return u, values, codes
+
+
+def scaled_gradient(grad: Tensor, scale: Tensor, dtype: torch.dtype, with_sum: bool) -> tuple[Tensor, Tensor | None]:
+    """`grad · scale` in `dtype` for a gradient `[rows, out]`, and the gradient's sum over the rows, in one pass."""
+    grad, scale = grad.contiguous(), scale.contiguous()
+    rows, columns = grad.shape
+    chunks = triton.cdiv(rows, GRADIENT_ROWS * GRADIENT_TILES)
+    low = torch.empty(grad.shape, dtype=dtype, device=grad.device)
+    partial = torch.empty(chunks if with_sum else 0, columns, device=grad.device)
+    if grad.numel():
+        with torch.cuda.device_of(grad):
+            _gradient_kernel[(chunks, triton.cdiv(columns, COLUMNS))](
+                grad, scale, low, partial, rows, columns, with_sum=with_sum, tiles=GRADIENT_TILES, tile=GRADIENT_ROWS,
+                block=COLUMNS, enable_fp_fusion=False,
+            )  # fmt: skip
+    return low, column_sums(partial) if with_sum else None
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """The sum over the rows of a float32 matrix that has few of them: what a kernel's programs have left in parts."""
+    out = torch.empty(x.shape[1], device=x.device)
+    if x.shape[1]:
+        with torch.cuda.device_of(x):
+            _sums_kernel[(triton.cdiv(x.shape[1], SUM_COLUMNS),)](
+                x, out, *x.shape, tile=SUM_ROWS, block=SUM_COLUMNS, enable_fp_fusion=False
+            )
+    return out
 
 
 def _block(columns: int) -> int:

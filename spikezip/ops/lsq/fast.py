@@ -55,7 +55,7 @@ def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[
         here = slice(start, start + PIECE)
         slope = flat[here] / step
         outside = ~((slope >= lo) & (slope <= hi))
-        inside_slope = rounding.code(flat[here], step, lo, hi).sub_(slope)
+        inside_slope = slope.add(0.5).floor_().sub_(slope)
         slope = torch.where(outside, slope.clamp_(lo, hi), inside_slope)
         grad_u[here].copy_(flat_grad[here]).masked_fill_(outside, 0.0)
         count = slope.numel()

@@ -125,7 +125,7 @@ def slopes(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Te
     wide, step = u.to(dtype), _spread(scale).to(dtype)
     quotient = wide / step
     inside = (quotient >= lo) & (quotient <= hi)
-    slope = torch.where(inside, rounding.code(wide, step, lo, hi) - quotient, quotient.clamp(lo, hi))
+    slope = torch.where(inside, (quotient + 0.5).floor() - quotient, quotient.clamp(lo, hi))
     grad_u = torch.where(inside, grad, torch.zeros_like(grad)).to(u.dtype)
     return grad_u, grad.to(torch.float64) * slope.to(torch.float64)
 
@@ -137,7 +137,16 @@ def share(u: Tensor, scale: Tensor, hi: int) -> float:
         >>> share(torch.zeros(4, 8), torch.ones(()), 2), share(torch.zeros(4, 8), torch.ones(8), 4)
         (0.125, 0.25)
     """
-    count = u.numel() // scale.numel() if scale.numel() else 0
+    return share_of(u.numel() // scale.numel() if scale.numel() else 0, hi)
+
+
+def share_of(count: int, hi: int) -> float:
+    """`share` for so many values per scale.
+
+    Example:
+        >>> share_of(32, 2), share_of(0, 2)
+        (0.125, 0.0)
+    """
     return float(np.float32(1.0 / math.sqrt(hi * count))) if count else 0.0
 
 

@@ -1,6 +1,7 @@
 """LSQ as GPU kernels: one pass over the data forward, one backward, and a small one that ends the scale's sum.
 
-Equal to the reference bit for bit. The code is decided in float64, and the gradient's quotient is divided as IEEE asks.
+Equal to the reference bit for bit. The code is decided in float32 as the reference does in float64
+(`ops/rounding/triton.py`), and the gradient's quotient is divided as IEEE asks.
 The scale's gradient adds exact products in float64, in the order that the reference writes down: tile after tile, then
 neighbours within the tile, without atomics. Fused multiply-adds are off, though none of these sums would feel one.
 """
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from spikezip.ops.lsq import reference
 from spikezip.ops.lsq.reference import CHANNEL_TILE, CHANNEL_TILES, TILE, TILES
+from spikezip.ops.rounding.triton import code_of_unit, unit
 
 # Channels handled together where the scale is per channel.
 COLUMNS = 128
@@ -20,9 +22,8 @@ COLUMNS = 128
 @triton.jit
 def code_of(u, scale, lo, hi):
     """The rounding rule; NaN stays NaN, as `clamp` has it in torch."""
-    rounded = tl.floor(u.to(tl.float64) / scale.to(tl.float64) + 0.5).to(tl.float64)
-    clamped = tl.minimum(tl.maximum(rounded, lo), hi)
-    return tl.where(rounded == rounded, clamped, rounded).to(tl.float32)
+    part, first, second = unit(scale)
+    return tl.where(u == u, code_of_unit(u * first * second, part, lo, hi), u)
 
 
 @triton.jit
@@ -60,16 +61,22 @@ def _slope_of(u, scale, lo, hi):
     inside = (quotient >= lo) & (quotient <= hi)
     clamped = tl.minimum(tl.maximum(quotient, lo), hi)
     clamped = tl.where(quotient == quotient, clamped, quotient)
-    return inside, tl.where(inside, code_of(u, scale, lo, hi) - quotient, clamped)
+    return inside, tl.where(inside, tl.floor(clamped + 0.5) - clamped, clamped)
 
 
 @triton.jit
 def _add_neighbours(total, rows: tl.constexpr, columns: tl.constexpr, levels: tl.constexpr):
     """The sum over the rows of a tile `[rows, columns]`: neighbours first, `levels` times, down to one row."""
     for level in tl.static_range(levels):
-        pairs = tl.reshape(total, (rows >> (level + 1), 2, columns))
-        even, odd = tl.split(tl.permute(pairs, (0, 2, 1)))
-        total = even + odd
+        total = tl.sum(tl.reshape(total, (rows >> (level + 1), 2, columns)), axis=1)  # of two there is but one order
+    return total
+
+
+@triton.jit
+def _add_in_line(total, size: tl.constexpr, levels: tl.constexpr):
+    """As `_add_neighbours`, for one column."""
+    for level in tl.static_range(levels):
+        total = tl.sum(tl.reshape(total, (size >> (level + 1), 2)), axis=1)
     return total
 
 
@@ -89,8 +96,7 @@ def _backward_kernel(
         inside, slope = _slope_of(u, scale, lo, hi)
         tl.store(grad_u_ptr + here, tl.where(inside, grad, 0.0).to(grad_u_ptr.dtype.element_ty), mask=mask)
         total += tl.where(mask, grad.to(tl.float64) * slope.to(tl.float64), 0.0)
-    total = _add_neighbours(tl.reshape(total, (tile, 1)), tile, 1, levels)
-    tl.store(partial_ptr + chunk + tl.arange(0, 1)[:, None], total)
+    tl.store(partial_ptr + chunk + tl.arange(0, 1), _add_in_line(total, tile, levels))
 
 
 @triton.jit
@@ -114,7 +120,17 @@ def _backward_channel_kernel(
 
 
 @triton.jit
-def _finish_kernel(
+def _finish_kernel(partial_ptr, grad_scale_ptr, chunks, share, tile: tl.constexpr, levels: tl.constexpr):
+    total = tl.zeros((tile,), dtype=tl.float64)
+    for first in range(0, chunks, tile):
+        here = first + tl.arange(0, tile)
+        total += tl.load(partial_ptr + here, mask=here < chunks, other=0.0)
+    total = _add_in_line(total, tile, levels) * share
+    tl.store(grad_scale_ptr + tl.arange(0, 1), total.to(grad_scale_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _finish_channel_kernel(
     partial_ptr, grad_scale_ptr, chunks, channels, share,
     tile: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
@@ -180,15 +196,19 @@ def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[
                 grad, u, scale, grad_u, partial, rows, float(lo), float(hi),
                 tile=tile, tiles=tiles, levels=levels, enable_fp_fusion=False,
             )  # fmt: skip
+            _finish_kernel[(1,)](
+                partial, grad_scale, chunks, reference.share(u, scale, hi),
+                tile=tile, levels=levels, enable_fp_fusion=False,
+            )  # fmt: skip
         else:
             _backward_channel_kernel[(chunks, across)](
                 grad, u, scale, grad_u, partial, rows, channels, float(lo), float(hi),
                 tile=tile, tiles=tiles, levels=levels, columns=columns, enable_fp_fusion=False,
             )  # fmt: skip
-        _finish_kernel[(1, across)](
-            partial, grad_scale, chunks, channels, reference.share(u, scale, hi),
-            tile=tile, levels=levels, columns=columns, enable_fp_fusion=False,
-        )  # fmt: skip
+            _finish_channel_kernel[(1, across)](
+                partial, grad_scale, chunks, channels, reference.share(u, scale, hi),
+                tile=tile, levels=levels, columns=columns, enable_fp_fusion=False,
+            )  # fmt: skip
     return grad_u, grad_scale
 
 

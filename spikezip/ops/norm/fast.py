@@ -98,13 +98,16 @@ class _LayerNorm(torch.autograd.Function):
         from spikezip.ops.norm import triton
 
         y, mean, deviation = triton.layer_norm(x, weight, bias, eps)
-        ctx.save_for_backward(x, weight, bias, mean, deviation)
+        ctx.save_for_backward(x, weight, mean, deviation)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, weight, bias, mean, deviation = ctx.saved_tensors
-        rows = (*x.shape[:-1], 1)
-        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
-        given = (grad.contiguous(), x.contiguous(), x.shape[-1:], mean.view(rows), deviation.view(rows))
-        return *torch.ops.aten.native_layer_norm_backward(*given, weight, bias, wanted), None
+        from spikezip.ops.norm import triton
+
+        x, weight, mean, deviation = ctx.saved_tensors
+        grads = triton.backward(grad, x, weight, mean, deviation)
+        grad_x, grad_weight, grad_bias = (
+            g if needed else None for g, needed in zip(grads, ctx.needs_input_grad, strict=False)
+        )
+        return grad_x, grad_weight, grad_bias, None

@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spikezip.ops.grid.triton import column_sums
 from spikezip.ops.rounding.triton import next_spike, unit
 
 SHARE = 1024  # values that a warp handles at once
+BACKWARD_TILE, BACKWARD_TILES = 2048, 8  # values that a program of the backward pass handles at once, and how often
 
 
 @triton.jit
@@ -59,6 +61,35 @@ def _norm_kernel(
     tl.store(out_ptr + row * columns + column, y, mask=inside)
     tl.store(mean_ptr + row, mean)
     tl.store(deviation_ptr + row, deviation)
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, x_ptr, weight_ptr, mean_ptr, deviation_ptr, grad_x_ptr, partial_ptr, rows, columns, share,
+    with_weight: tl.constexpr, tiles: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a few rows, and what they add to those of weight and bias."""
+    column = tl.arange(0, block)[None, :]
+    inside = column < columns
+    weight = tl.load(weight_ptr + column, mask=inside & with_weight, other=0.0 if with_weight else 1.0)
+    of_weight = tl.zeros((tile, block), dtype=tl.float32)
+    of_bias = tl.zeros((tile, block), dtype=tl.float32)
+    for t in range(tiles):
+        row = ((tl.program_id(0) * tiles + t) * tile + tl.arange(0, tile)[:, None]).to(tl.int64)
+        here, mask = row * columns + column, (row < rows) & inside
+        grad = tl.load(grad_ptr + here, mask=mask, other=0.0)
+        x = tl.load(x_ptr + here, mask=mask, other=0.0)
+        deviation = tl.load(deviation_ptr + row, mask=row < rows, other=0.0)
+        even = tl.where(mask, (x - tl.load(mean_ptr + row, mask=row < rows, other=0.0)) * deviation, 0.0)
+        of_weight += grad * even
+        of_bias += grad
+        weighted = grad * weight
+        middle = tl.sum(weighted, axis=1)[:, None] * share
+        slope = tl.sum(weighted * even, axis=1)[:, None] * share
+        tl.store(grad_x_ptr + here, (weighted - middle - even * slope) * deviation, mask=mask)
+    at = partial_ptr + tl.program_id(0).to(tl.int64) * 2 * columns + column
+    tl.store(at, tl.sum(of_weight, axis=0)[None, :], mask=inside)
+    tl.store(at + columns, tl.sum(of_bias, axis=0)[None, :], mask=inside)
 
 
 @triton.jit(do_not_specialize=["steps", "rows", "rows_each", "samples"])  # compiled once for all numbers of them
@@ -127,6 +158,29 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
                 num_warps=_warps(block), enable_fp_fusion=False,
             )  # fmt: skip
     return out, mean, deviation
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, deviation: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for `x`, the weight and the bias, from that for the output of `layer_norm`."""
+    grad, x = grad.contiguous(), x.contiguous()
+    columns = x.shape[-1]
+    rows = x.numel() // columns
+    block = triton.next_power_of_2(columns)
+    tile = max(1, BACKWARD_TILE // block)
+    programs = triton.cdiv(rows, tile * BACKWARD_TILES)
+    grad_x = torch.empty_like(x)
+    partial = torch.empty(programs, 2 * columns, device=x.device)
+    if rows:
+        with torch.cuda.device_of(x):
+            _backward_kernel[(programs,)](
+                grad, x, x if weight is None else weight.contiguous(), mean, deviation, grad_x, partial, rows, columns,
+                1.0 / columns, with_weight=weight is not None, tiles=BACKWARD_TILES, tile=tile, block=block,
+                num_warps=4 if block <= BACKWARD_TILE else 16,
+            )  # fmt: skip
+    grad_weight, grad_bias = column_sums(partial).view(2, columns)
+    return grad_x, grad_weight, grad_bias
 
 
 def walk_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *limits: Any) -> tuple[Tensor, Tensor]:
