@@ -29,6 +29,7 @@ Sums = Tensor | Product  # among tensors also a `Normed`, a LayerNorm that waits
 
 class FoldedEngine(Engine):
     in_place = False  # whether tracers are changed where they lie, as a graph must do it, which is replayed
+    resting = False  # whether kernels look for what rests, and leave it out
     at_once: int | None = None  # the most steps that have fitted into the memory, once some have not
 
     def takes_unscaled(self, total: Tensor) -> bool:
@@ -46,6 +47,14 @@ class FoldedEngine(Engine):
         if not norm.takes(x, owner.weight, owner.bias):
             return super().norm(owner, plain(x))
         return Normed.of(x if isinstance(x, Sum) else plain(x), owner)
+
+    def moved(self, source: str) -> Tensor | None:
+        """Spikes `[n, B]` of a site in this advance: where there are none, what reads it gets what it got before.
+
+        None unless kernels are to look at that, or if the site has not fired yet.
+        """
+        fired = self.resting and source in self._fired_here and self.spike_counts[source]
+        return self.spike_counts[source][-1] if fired else None
 
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
         """As many steps at once as are asked for, or as the memory of the GPU holds."""
@@ -207,6 +216,7 @@ class FoldedEngine(Engine):
         one, products = waiting[0], [each.sums for each in waiting if isinstance(each.sums, Product)]
         afters = [each.after for each in waiting if each.after is not None]  # products come with factor and bias
         codes = products[0].codes.reshape(self.steps, -1, products[0].codes.shape[-1])[one.held :]
+        moved = self.moved(products[0].source)
         biases = [bias for _, bias in afters if bias is not None]
         tracers, counts = neuron.walk_products(
             codes,
@@ -216,6 +226,7 @@ class FoldedEngine(Engine):
             _stacked([each.tracer() for each in waiting]),
             _stacked([each.site.step_size for each in waiting]),
             *(one.site.lo, one.site.hi, self.settings.max_spike, self.settings.batch),
+            moved if moved is None else moved[one.held :],
         )
         return list(zip(tracers, counts, strict=True))
 

@@ -28,7 +28,7 @@ def attend(
         return x.transpose(1, 2).unflatten(0, (steps, -1))
 
     turned = by_token(q), by_token(k), by_token(v)
-    if not triton.fits(turned[0], turned[1]):
+    if not triton.fits(turned[0]):
         return None
     _, batch, queries, heads, width = turned[0].shape
     nothing = torch.empty((), device=q.device)
@@ -43,11 +43,13 @@ def attend(
     mix_factor = attention.factor(p, attention.v, 1.0)
     seen = masks if len(masks) else None
     factors, drive = (score_factor, mix_factor), (settings.max_spike, settings.batch)
-    out, p_last, *counts = triton.attention(*turned, seen, p_layer, o_layer, *factors, *drive, engine.in_place)
+    fired = [engine.moved(site.name) for site in (attention.q, attention.k, attention.v)]
+    moved = [counts for counts in fired if counts is not None]  # of all three, or of none
+    out, p_last, *counts = triton.attention(*turned, seen, p_layer, o_layer, *factors, *drive, engine.in_place, moved)
     engine.move_on(p, p_last, own=True)
     engine.move_on(o, out[-1])
-    for site, fired in zip((p, o), counts, strict=True):
-        engine.spike_counts[site.name].append(fired)
+    for site, spikes in zip((p, o), counts, strict=True):
+        engine.spike_counts[site.name].append(spikes)
 
     def probabilities() -> Tensor:
         """The codes of the probabilities at every step, once more: the kernel does not keep them."""

@@ -23,6 +23,7 @@ MOST = 6  # graphs of a network: each keeps the memory that its chunk needs
 _SEEN = 256  # shapes of batches that are remembered
 _ALIGNED = 256  # bytes at which a tracer begins
 _SPARE = 1.5  # times what a chunk took when it ran plainly: a graph's memory is a pool of its own, with gaps of its own
+RESTS = 0.3  # the share of sites and samples that fire nothing from which on it pays to look for them (measured)
 # Of the largest layer and step, with all that lives beside it: a guess on the safe side.
 BYTES_PER_ACTIVATION = 24
 
@@ -42,6 +43,7 @@ class Recording:
         self.graph = torch.cuda.CUDAGraph()
         runner = type(engine)(engine.settings)
         runner.tracers, runner.stages, runner.in_place = dict(self.tracers), dict(self.stages), True
+        runner.resting = engine.resting
         with torch.cuda.graph(self.graph), executing(runner):
             self.output = runner.run(network, self.held, steps)
             self.counts = torch.stack([counts[0] for counts in runner.spike_counts.values()], dim=1)
@@ -111,6 +113,8 @@ def _extent(layout: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
 class Memory:
     """What is remembered of a network: shapes that were seen, and graphs for some of them."""
 
+    rests = False  # whether much of the network was at rest for long in the last run
+
     def __init__(self) -> None:
         self.shapes: OrderedDict[Any, Shapes] = OrderedDict()
         self.seen: dict[Any, int] = {}  # chunks that ran plainly, and the bytes that they took
@@ -131,7 +135,7 @@ class Memory:
         self.seen[key] = taken
         if len(self.shapes) > _SEEN:
             oldest, _ = self.shapes.popitem(last=False)
-            self.seen = {each: taken for each, taken in self.seen.items() if each[:-1] != oldest}
+            self.seen = {each: taken for each, taken in self.seen.items() if each[:-2] != oldest}
 
 
 _memories: "weakref.WeakKeyDictionary[nn.Module, Memory]" = weakref.WeakKeyDictionary()
@@ -145,7 +149,8 @@ def advance(engine: "FoldedEngine", network: Any, inputs: dict[str, Any], steps:
     memory = _memories.setdefault(model, Memory())
     memory.current(model)
     batch = _key(engine, inputs)
-    key = (*batch, steps)
+    engine.resting = memory.rests
+    key = (*batch, memory.rests, steps)
     if key in memory.recordings:
         memory.recordings.move_to_end(key)
     elif key in memory.seen and batch in memory.shapes and memory.shapes[batch].narrow and key not in memory.refused:
@@ -170,6 +175,17 @@ def largest_layer(engine: "FoldedEngine", network: Any, inputs: dict[str, Any]) 
     memory = _memories.get(getattr(network, "__self__", None))  # type: ignore[arg-type]  # of None there is none
     shapes = None if memory is None else memory.shapes.get(_key(engine, inputs))
     return None if shapes is None else shapes.largest
+
+
+def note_rest(network: Any, counts: Tensor) -> None:
+    """Remember of a run how much of the network was at rest in its later half: spikes `[steps, sites, B]`.
+
+    There are kernels that leave out what rests. They are a little slower where nothing does, so a network gets them
+    once it has been seen to rest.
+    """
+    memory = _memories.get(getattr(network, "__self__", None))  # type: ignore[arg-type]  # of None there is none
+    if memory is not None and counts.numel():
+        memory.rests = float((counts == 0).float().mean()) >= RESTS
 
 
 def forget() -> None:

@@ -52,7 +52,7 @@ def apply_synapse(
     per_channel = factor is not None and bool(factor.ndim) and factor.dtype == torch.float32
     if len(parts) == 1 and per_channel and first.dtype == torch.float32 and execution.defers(codes, first.weight):
         assert factor is not None
-        return Unscaled.of_product(Product(codes, first.weight, compute), factor, bias)
+        return Unscaled.of_product(Product(codes, first.weight, source.name, compute), factor, bias)
     total = compute()
     for i, part in enumerate(parts[1:], start=1):
         high = total.to(first.dtype) * 256
@@ -216,7 +216,7 @@ def input_conv(
     if check:
         bound = grid.largest_sum(kernel) if kernels.is_recording(x) else grid.linear_bound(kernel, 1)
     integers = grid.fixed_point(x, bound, f"the input of {name}")
-    total = F.conv2d(integers, kernel, None, **geometry)
+    total = grid.convolution(integers, kernel, geometry)
     factor = scale.to(torch.float64) * 2.0**-grid.INPUT_FRACTION_BITS
     y = (total * factor.view(1, -1, 1, 1)).to(x.dtype)
     return y if bias is None else y + bias.view(1, -1, 1, 1)

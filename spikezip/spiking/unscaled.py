@@ -57,6 +57,7 @@ class Product(NamedTuple):
 
     codes: Tensor
     weight: Tensor
+    source: str  # the site whose codes these are
     compute: Callable[[], Tensor]
 
     @property

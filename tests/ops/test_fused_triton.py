@@ -30,6 +30,24 @@ def neighbours(u):
 
 def codes(lo, hi, *shape):
     return torch.randint(lo, hi + 1, shape, dtype=torch.int8, device=device)
+
+
+def rests(steps, samples, share):
+    # Spikes of a site: some samples rest in some steps, the first from the start, the last from the middle on.
+    spikes = torch.randint(1, 9, (steps, samples), device=device).float()
+    spikes[torch.rand(steps, samples, device=device) < share] = 0
+    spikes[1:, 0] = 0
+    spikes[steps // 2 :, -1] = 0
+    return spikes
+
+
+def still(x, spikes):
+    # Codes `[T, rows, ...]` that stay as they are where their sample fires nothing.
+    x, each = x.clone(), x.shape[1] // spikes.shape[1]
+    for t in range(1, len(x)):
+        keeps = (spikes[t] == 0).repeat_interleave(each)
+        x[t, keeps] = x[t - 1, keeps]
+    return x
 """
 
 ROUNDING = """
@@ -82,6 +100,77 @@ _, counts = triton_product.walk_products(x, weight, factor, bias, tracer, scale,
 assert bool(counts[0].isnan().all()) and not bool(counts[1].isnan().any())
 """
 
+RESTING_PRODUCT = """
+from spikezip.ops.neuron import triton_product
+
+
+def expected(x, weight, factor, bias, tracer, scale, lo, hi, max_spike, samples):
+    tracers, counts = [], []
+    for i in range(len(weight)):
+        u = (x.double() @ weight[i].double().t()).float() * factor[i] + bias[i]
+        before = tracer[i].float()
+        walked = reference.scan(rounding.code(u, scale[i], lo, hi).view(len(x), -1), before, max_spike)
+        spikes = walked.diff(dim=0, prepend=before[None])
+        tracers.append(walked), counts.append(spikes.abs().view(len(x), samples, -1).sum(2))
+    return torch.stack(tracers), torch.stack(counts)
+
+
+def layer(layers, rows, columns, depth, lo, hi, per_channel=False):
+    weight, tracer = codes(-127, 127, layers, columns, depth), codes(lo, hi, layers, rows * columns)
+    factor, bias = torch.rand(layers, columns, device=device) * 1e-3, torch.randn(layers, columns, device=device)
+    scale = torch.rand(layers, *[columns] * per_channel, device=device) * 0.3 + 0.1
+    return weight, factor, bias, tracer, scale
+
+
+cases = [  # layers, steps, samples, rows of each, columns, depth, scale per channel, largest spike, lo, hi
+    (1, 8, 2, 64, 16, 16, False, 1, -2, 1),  # a tile is a sample
+    (2, 7, 5, 20, 144, 32, False, 2, -4, 3),  # tiles of several samples, and of pieces of them; rows past the end
+    (1, 9, 2, 100, 32, 160, True, 1, 0, 3),
+    (1, 6, 3, 1, 16, 16, False, 10**6, -16, 15),
+    (1, 1, 2, 5, 16, 16, False, 1, -16, 15),
+]
+for layers, steps, samples, each, columns, depth, per_channel, max_spike, lo, hi in cases:
+    spikes = rests(steps, samples, 0.4)
+    x = still(codes(-16, 15, steps, samples * each, depth), spikes)
+    args = (*layer(layers, samples * each, columns, depth, lo, hi, per_channel), lo, hi, max_spike, samples)
+    wanted = expected(x, *args)
+    for moved in (spikes, spikes.to(torch.float64), torch.ones_like(spikes), spikes * float("nan"), None):
+        found, counts = triton_product.walk_products(x, *args, moved)
+        assert torch.equal(found.float(), wanted[0]) and torch.equal(counts, wanted[1])
+        assert counts[0].is_contiguous()
+
+# Does it rest at all? Codes that differ where the spikes say that they rest: nobody must see them. Neurons that may
+# fire as much as they like fire in the first step, are silent in the second, and rest from the third on: if the codes
+# move no more in the rest of the chunk.
+samples, each, steps, bad = 3, 64, 7, 99
+spikes = torch.zeros(steps, samples, device=device)
+spikes[:, 1] = 1.0
+spikes[4, 2] = 3.0
+x = still(codes(-16, 15, steps, samples * each, 32), spikes)
+args = (*layer(2, samples * each, 144, 32, -16, 15), -16, 15, 10**6, samples)
+poisoned = x.clone().view(steps, samples, each, -1)
+poisoned[2:, 0] = bad
+poisoned[6, 2] = bad
+poisoned = poisoned.view(x.shape)
+for given, moved, seen in ((poisoned, spikes, x), (poisoned, None, poisoned)):
+    found, counts = triton_product.walk_products(given, *args, moved)
+    wanted = expected(seen, *args)
+    assert torch.equal(found.float(), wanted[0]) and torch.equal(counts, wanted[1])
+assert not torch.equal(expected(x, *args)[0], expected(poisoned, *args)[0])
+# While one of a tile's samples moves, or its neurons still walk, it rests for none of them.
+spikes[2:, 0] = 1.0
+found, _ = triton_product.walk_products(poisoned, *args, spikes)
+sample = found.view(2, steps, samples, -1)[:, :, 0]
+assert torch.equal(sample.float(), expected(poisoned, *args)[0].view(2, steps, samples, -1)[:, :, 0])
+# What is not a number never rests: every step says so.
+args[1][0, 3] = float("nan")
+args = (*args[:7], 1, samples)
+x = x[:1].expand_as(x)
+found, counts = triton_product.walk_products(x, *args, torch.zeros_like(spikes))
+assert bool(counts[0].isnan().all()) and not bool(counts[1].isnan().any())
+assert torch.equal(found, triton_product.walk_products(x, *args)[0])
+"""
+
 SOFTMAX = """
 from spikezip.ops.softmax import reference as plain, triton as softmax
 from spikezip.ops.softmax.reference import units
@@ -111,6 +200,8 @@ cases = [  # steps, batch, samples, queries, keys, heads, shared heads, width, m
     (3, 2, 2, 5, 5, 2, 2, 32, 0, 1, 0, 0),
     (2, 2, 1, 70, 70, 2, 1, 32, 2, 2, 0, 0),
     (2, 1, 1, 40, 197, 1, 1, 64, 1, 1, 1, 1),
+    (3, 1, 1, 70, 300, 2, 1, 32, 1, 1, 0, 0),
+    (2, 2, 2, 20, 257, 1, 1, 64, 0, 2, 1, 0),
     (1, 1, 1, 66, 130, 2, 2, 64, 0, 10**6, 0, 0),
 ]
 for steps, batch, samples, queries, keys, heads, shared, width, masks, max_spike, p_held, o_held in cases:
@@ -123,9 +214,11 @@ for steps, batch, samples, queries, keys, heads, shared, width, masks, max_spike
     if masks:
         hidden = torch.rand(masks, queries, keys, device=device) < 0.3
         mask = torch.zeros(masks, queries, keys, device=device).masked_fill(hidden, torch.finfo(torch.float32).min)
+    before = p.tracer.clone()
     out, p_last, p_counts, o_counts = sesa.attention(
         q, k, v, mask, p, o, score_factor, mix_factor, max_spike, samples
     )
+    assert torch.equal(p.tracer, before)
     by_head = [x.transpose(2, 3).double() for x in (q, k, v)]
     by_head[1:] = [x.repeat_interleave(heads // shared, dim=2) for x in by_head[1:]]
     scores = (by_head[0] @ by_head[1].transpose(3, 4)).float() * score_factor
@@ -149,6 +242,76 @@ for steps, batch, samples, queries, keys, heads, shared, width, masks, max_spike
         assert torch.equal(counts, spikes.abs().reshape(steps, samples, -1).sum(2))
 _, _, counts, _ = sesa.attention(q, k, v, mask, p, o, score_factor * float("nan"), mix_factor, 1, samples)
 assert bool(counts.isnan().all())
+"""
+
+RESTING_ATTENTION = """
+from spikezip.ops.sesa import triton as sesa
+
+factors = torch.tensor(0.0021, device=device), torch.tensor(0.0043, device=device)
+
+
+def layers(batch, queries, keys, heads, width, p_held, o_held):
+    p = sesa.Layer(codes(0, 3, batch, heads, queries, keys), torch.tensor(0.031, device=device), 0, 3, p_held)
+    o = sesa.Layer(codes(-2, 1, batch, queries, heads, width), torch.tensor(0.17, device=device), -2, 1, o_held)
+    return p, o
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+cases = [  # steps, batch, samples, queries, keys, heads, shared heads, width, masks, largest spike, p held, o held
+    (8, 4, 2, 5, 5, 2, 2, 32, 0, 1, 0, 0),  # two windows to a sample
+    (6, 2, 2, 70, 70, 2, 1, 32, 2, 2, 0, 0),
+    (7, 2, 2, 20, 197, 1, 1, 32, 0, 1, 2, 3),
+    (6, 2, 2, 70, 260, 1, 1, 32, 1, 1, 0, 0),
+    (7, 2, 2, 20, 257, 1, 1, 32, 0, 2, 3, 1),
+]
+for steps, batch, samples, queries, keys, heads, shared, width, masks, max_spike, p_held, o_held in cases:
+    moved = [rests(steps, samples, 0.6) for _ in range(3)]
+    windows = [spikes.repeat_interleave(batch // samples, dim=1) for spikes in moved]
+    q = still(codes(-16, 15, steps, batch, queries, heads, width), windows[0])
+    k, v = (still(codes(-16, 15, steps, batch, keys, shared, width), spikes) for spikes in windows[1:])
+    mask = None
+    if masks:
+        hidden = torch.rand(masks, queries, keys, device=device) < 0.3
+        mask = torch.zeros(masks, queries, keys, device=device).masked_fill(hidden, torch.finfo(torch.float32).min)
+    args = (mask, *layers(batch, queries, keys, heads, width, p_held, o_held), *factors, max_spike, samples)
+    wanted = sesa.attention(q, k, v, *args)  # which the other check holds to its parts
+    assert same(sesa.attention(q, k, v, *args, False, moved), wanted)
+    assert bool((sum(moved)[steps // 2 :, -1] == 0).all()) and bool((wanted[2] + wanted[3] > 0).any())
+
+# Does it rest at all? As for products: in the third step and from then on nobody must see the codes, unless queries,
+# keys or values move, one of them alone. Keys of one tile, of several, and of so many that tracers lie in memory.
+for keys in (40, 130, 257):
+    steps, batch = 7, 4
+    moved = [torch.zeros(steps, batch, device=device) for _ in range(3)]
+    for spikes in moved:
+        spikes[0] = 1.0
+    moved[0][4, 1] = moved[1][4, 2] = 2.0
+    moved[2][4, 3] = float("nan")
+    shapes = ((20, 1, 32), (keys, 1, 32), (keys, 1, 32))
+    x = [still(codes(-16, 15, steps, batch, *shape), spikes) for shape, spikes in zip(shapes, moved)]
+    poisoned = [each.clone() for each in x]
+    for each in poisoned:
+        each[2:, 0] = 99
+        each[6, 1:] = -99
+    rest = (None, *layers(batch, 20, keys, 1, 32, 0, 0), *factors, 10**6, batch)
+    wanted = sesa.attention(*x, *rest)
+    assert same(sesa.attention(*poisoned, *rest, False, moved), wanted)
+    assert not same(sesa.attention(*poisoned, *rest), wanted)
+    # Neurons that were held back may have wanted to fire: only a step later is it known what they do.
+    held = (None, *layers(batch, 20, keys, 1, 32, 1, 2), *factors, 10**6, batch)
+    x, moved = [each[:4] for each in x], [spikes[:4] for spikes in moved]
+    assert same(sesa.attention(*x, *held, False, moved), sesa.attention(*x, *held))
+    spoilt = (*rest[:3], factors[0] * float("nan"), *rest[4:])
+    counts = sesa.attention(*x, *spoilt, False, moved)[2]
+    assert bool(counts.isnan().all())
+    # A mask that is no number spoils the counts of its queries, in every step.
+    unknown = torch.zeros(1, 20, keys, device=device)
+    unknown[0, 3] = float("nan")
+    counts = sesa.attention(*x, unknown, *rest[1:], False, moved)[2]
+    assert bool(counts.isnan().all())
 """
 
 NORM = """
@@ -211,8 +374,8 @@ for a, b in zip(*grads):
 
 @pytest.mark.parametrize(
     "check",
-    [ROUNDING, PRODUCT, SOFTMAX, ATTENTION, NORM],
-    ids=["round", "product", "softmax", "attention", "norm"],
+    [ROUNDING, PRODUCT, RESTING_PRODUCT, SOFTMAX, ATTENTION, RESTING_ATTENTION, NORM],
+    ids=["round", "product", "resting-product", "softmax", "attention", "resting-attention", "norm"],
 )
 def test_kernel_equals_its_parts(check: str) -> None:
     pytest.importorskip("triton")

@@ -130,6 +130,44 @@ def test_replayed_chunks_give_the_same_spikes(recorded: type[Graph]) -> None:
     assert all(same(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def test_a_network_that_was_seen_to_rest_gets_other_kernels(
+    recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[tuple[bool, bool]] = []
+    plainly = folded.FoldedEngine.run
+
+    def noted(self: Any, *args: Any) -> Any:
+        passes.append((self.in_place, self.resting))
+        return plainly(self, *args)
+
+    monkeypatch.setattr(folded.FoldedEngine, "run", noted)
+    snn, images = network()
+    expected = spikezip.simulate(snn, images, 12, "spike", stop_early=False)
+    monkeypatch.setattr(graphs, "RESTS", 1.1)  # never
+    assert same(expected, run(snn, images))
+    assert passes == [(False, False), (True, False)]  # plainly, then recorded
+    monkeypatch.setattr(graphs, "RESTS", 0.0)  # this run will be found to rest, the next one knows
+    assert same(expected, run(snn, images))
+    assert len(passes) == 2
+    assert same(expected, run(snn, images))
+    assert passes[2:] == [(False, True), (True, True)]
+    assert recorded.recorded == 2
+
+
+def test_what_counts_as_rest(recorded: type[Graph]) -> None:
+    snn, images = network()
+    run(snn, images)
+    memory = graphs._memories[snn]
+    counts = torch.ones(4, 5, 2)
+    graphs.note_rest(snn.network, counts)
+    assert not memory.rests
+    counts[2:] = 0
+    graphs.note_rest(snn.network, counts)
+    assert memory.rests
+    graphs.note_rest(snn.network, counts[:0])  # of nothing nothing follows
+    assert memory.rests
+
+
 def test_nothing_is_recorded_without_room(recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[int] = []
 

@@ -81,12 +81,15 @@ def walk_products(
     hi: int,
     max_spike: int,
     samples: int,
+    moved: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`walk` of products that are yet to be computed: int8 codes `[T, rows, in]` with int8 weights `[layers, out, in]`.
 
     The running sums are its integers times the factor, plus the bias, both `[layers, out]`. Scales are `[layers]`, or
     one for each channel as well. The n neurons of a layer are the rows of all samples with their channels, one after
     another. Returns tracers `[layers, T, n]` and spikes `[layers, T, samples]`.
+    `moved` are the spikes `[T, samples]` of the site that the codes come from: where they are zero, the codes of a
+    sample are those of the step before. Kernels compute nothing then for neurons that rest; others do not look at it.
 
     Example:
         >>> codes = torch.tensor([[[1, 2]], [[2, 2]]], dtype=torch.int8)
@@ -100,7 +103,7 @@ def walk_products(
     if depth % 16 == 0 and columns % 16 == 0 and kernels.on_gpu(codes) and kernels.moves_tiles(codes.device):
         from spikezip.ops.neuron import triton_product
 
-        return triton_product.walk_products(codes, weight, factor, bias, tracer, scale, *limits)
+        return triton_product.walk_products(codes, weight, factor, bias, tracer, scale, *limits, moved)
     walked = []
     for i, each in enumerate(weight):
         total = grid.linear(codes, each, torch.float32, 127).view(len(codes), -1)

@@ -1,10 +1,17 @@
 """Attention of a chunk of steps as one GPU kernel: scores, softmax, both layers of neurons and the mix.
 
 A program holds a block of queries of one head through all steps. Of scores and probabilities nothing reaches the
-memory but the tracers, one byte each, which stay in the cache. Equal to the same work in pieces: both products are sums
-of integers, softmax has no order (`ops/softmax`), and the rest is done to each value by itself.
+memory but the tracers, one byte each. Equal to the same work in pieces: both products are sums of integers, softmax has
+no order (`ops/softmax`), and the rest is done to each value by itself.
+
+There are two of them. Up to `MOST_KEYS` keys, a step has all its scores at once, and tracers stay in registers. With
+more, a step goes over the keys three times (largest score, sum, neurons), and tracers lie in the cache.
+
+Once a network comes to rest, both may know a step without computing it: if queries, keys and values are those of the
+last step, and neither layer of a program's neurons fired then, though free to, nothing fires now.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +26,8 @@ from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sum
 
 QUERIES, KEYS = 64, 64  # that a program handles at once
 WARPS, STAGES = 4, 2
-MOST_KEYS, MOST_WIDTH = 256, 128  # tracers of four tiles of keys go into one register; more would need more of them
+MOST_KEYS = 256  # at once: tracers of four tiles of keys go into one register; more would need more of them
+MOST_WIDTH = 128
 
 
 class Layer(NamedTuple):
@@ -75,6 +83,149 @@ def _walk_and_mix(e, factor, packed, fresh, v_tiles, now, first_key, shared, mix
     return mixed, fresh, fired + tl.sum(some, axis=1)
 
 
+@triton.jit
+def _store_codes(tracer, out_tiles, now, first_query, own, query_tile: tl.constexpr, width: tl.constexpr):
+    out_tiles.store([now, first_query, own], tracer.to(tl.int8).reshape(1, query_tile, width))
+
+
+@triton.jit
+def _fire(mixed, factor, tracer, scale, lo, hi, largest, out_tiles, now, first_query, own, counts_ptr,
+    ternary: tl.constexpr, query_tile: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """Neurons of the mix: their codes and counts are stored. Returns their tracers, and what they fired together."""
+    spike = next_spike(mixed * factor, tracer, scale, lo, hi, largest, ternary, False)
+    tracer += spike
+    _store_codes(tracer, out_tiles, now, first_query, own, query_tile, width)
+    fired = tl.sum(tl.sum(tl.abs(spike), axis=1), axis=0)
+    tl.atomic_add(counts_ptr, fired, sem="relaxed")
+    return tracer, fired
+
+
+@triton.jit
+def _any_moves(q_moved_ptr, k_moved_ptr, v_moved_ptr, at):
+    """Whether queries, keys or values change in a step. A count that is not a number differs from zero."""
+    return (tl.load(q_moved_ptr + at) != 0.0) | (tl.load(k_moved_ptr + at) != 0.0) | (tl.load(v_moved_ptr + at) != 0.0)
+
+
+@triton.jit
+def _last_move(q_moved_ptr, k_moved_ptr, v_moved_ptr, steps, samples, counted):
+    """The number of steps up to the last one in which a sample's queries, keys or values change: one at least."""
+    until = steps
+    some = _any_moves(q_moved_ptr, k_moved_ptr, v_moved_ptr, (until - 1) * samples + counted)
+    while (until > 1) & (some == 0):
+        until -= 1
+        some = _any_moves(q_moved_ptr, k_moved_ptr, v_moved_ptr, (until - 1) * samples + counted)
+    return until
+
+
+@triton.jit
+def _step(
+    step, packed, last, o_tracer, q_tiles, k_tiles, v_tiles, mask_tiles, k_tails, v_tails, mask_tails,
+    out_tiles, p_counts_ptr, o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own,
+    shared, keys, score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo,
+    o_hi, o_max_spike, o_held, with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr,
+    tiles: tl.constexpr, tail: tl.constexpr, ragged: tl.constexpr, query_tile: tl.constexpr, key_tile: tl.constexpr,
+    width: tl.constexpr,
+):  # fmt: skip
+    """A step with all scores at once. Returns the tracers, and what was fired; a NaN if something is not a number."""
+    now = step * batch + sample
+    q = q_tiles.load([now, first_query, own]).reshape(query_tile, width)
+    most = tl.full((query_tile, 1), float("-inf"), dtype=tl.float32)
+    x = _nothing()
+    for j in tl.static_range(tiles):
+        scores, most = _scores(
+            q, k_tiles, mask_tiles, now, which_mask, first_query, j * key_tile, shared, keys, score_factor,
+            most, with_mask, ragged and j == tiles - 1, query_tile, key_tile, width,
+        )  # fmt: skip
+        x += (scores,)
+    if tail:
+        scores, most = _scores(
+            q, k_tails, mask_tails, now, which_mask, first_query, tiles * key_tile, shared, keys, score_factor,
+            most, with_mask, True, query_tile, tail, width,
+        )  # fmt: skip
+        x += (scores,)
+    e = _nothing()
+    total = tl.zeros((query_tile, 1), dtype=tl.int32)
+    for j in tl.static_range(tiles + (tail > 0)):
+        e += (exponentials(x[j], most),)
+        total += whole_sum(e[j], unit_of_sum)
+    factor = row_factor(total, unit_of_sum) * power
+    largest = tl.where(step >= p_held, p_max_spike, 0.0)
+    mixed = tl.zeros((query_tile, width), dtype=tl.float32)
+    fired = tl.zeros((query_tile,), dtype=tl.float32)
+    fresh = tl.zeros((query_tile, key_tile), dtype=tl.int32)
+    for j in tl.static_range(tiles):
+        mixed, fresh, fired = _walk_and_mix(
+            e[j], factor, packed, fresh, v_tiles, now, j * key_tile, shared, mixed, fired, p_scale, p_hi,
+            largest, with_mask, ternary, 8 * j, key_tile, width,
+        )  # fmt: skip
+    packed = fresh
+    if tail:
+        mixed, last, fired = _walk_and_mix(
+            e[tiles], factor, last, tl.zeros((query_tile, tail), dtype=tl.int32), v_tails, now,
+            tiles * key_tile, shared, mixed, fired, p_scale, p_hi, largest, with_mask, ternary, 0, tail, width,
+        )  # fmt: skip
+    p_fired = tl.sum(fired, axis=0) + spoilt
+    tl.atomic_add(p_counts_ptr + step * samples + counted, p_fired, sem="relaxed")
+    o_tracer, o_fired = _fire(
+        mixed, mix_factor, o_tracer, o_scale, o_lo, o_hi, tl.where(step >= o_held, o_max_spike, 0.0), out_tiles,
+        now, first_query, own, o_counts_ptr + step * samples + counted, ternary, query_tile, width,
+    )  # fmt: skip
+    return packed, last, o_tracer, p_fired + o_fired
+
+
+@triton.jit
+def _long_step(
+    step, o_tracer, tracers, row, pitch, q_tiles, k_tiles, v_tiles, mask_tiles, out_tiles, p_counts_ptr,
+    o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own, shared, queries, keys,
+    score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo, o_hi,
+    o_max_spike, o_held, with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr,
+    query_tile: tl.constexpr, key_tile: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """A step in three passes over the keys. Returns the tracers of the output, and what was fired."""
+    now = step * batch + sample
+    q = q_tiles.load([now, first_query, own]).reshape(query_tile, width)
+    most = tl.full((query_tile, 1), float("-inf"), dtype=tl.float32)
+    for first_key in range(0, keys, key_tile):
+        _, most = _scores(
+            q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, shared, keys, score_factor, most,
+            with_mask, True, query_tile, key_tile, width,
+        )  # fmt: skip
+    total = tl.zeros((query_tile, 1), dtype=tl.int32)
+    for first_key in range(0, keys, key_tile):
+        x, _ = _scores(
+            q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, shared, keys, score_factor, most,
+            with_mask, True, query_tile, key_tile, width,
+        )  # fmt: skip
+        total += whole_sum(exponentials(x, most), unit_of_sum)
+    factor = row_factor(total, unit_of_sum) * power
+    largest = tl.where(step >= p_held, p_max_spike, 0.0)
+    mixed = tl.zeros((query_tile, width), dtype=tl.float32)
+    fired = tl.zeros((query_tile,), dtype=tl.float32)
+    for first_key in range(0, keys, key_tile):
+        x, _ = _scores(
+            q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, shared, keys, score_factor, most,
+            with_mask, True, query_tile, key_tile, width,
+        )  # fmt: skip
+        column = (first_key + tl.arange(0, key_tile))[None, :]
+        inside = (row < queries) & (column < pitch)  # not at the last key: a thread moves 16 bytes at once
+        before = tl.load(tracers + column, mask=inside, other=0).to(tl.int32)
+        mixed, tracer, fired = _walk_and_mix(
+            exponentials(x, most), factor, before, tl.zeros((query_tile, key_tile), dtype=tl.int32), v_tiles,
+            now, first_key, shared, mixed, fired, p_scale, p_hi, largest, with_mask, ternary, 0, key_tile,
+            width,
+        )  # fmt: skip
+        tl.store(tracers + column, tracer.to(tl.int8), mask=inside)
+    p_fired = tl.sum(fired, axis=0) + spoilt
+    tl.atomic_add(p_counts_ptr + step * samples + counted, p_fired, sem="relaxed")
+    o_tracer, o_fired = _fire(
+        mixed, mix_factor, o_tracer, o_scale, o_lo, o_hi, tl.where(step >= o_held, o_max_spike, 0.0), out_tiles,
+        now, first_query, own, o_counts_ptr + step * samples + counted, ternary, query_tile, width,
+    )  # fmt: skip
+    tl.debug_barrier()  # the tracers are read again, perhaps by another thread
+    return o_tracer, p_fired + o_fired
+
+
 _COUNTS = ["steps", "batch", "samples", "heads", "groups", "queries", "keys", "masks"]
 
 
@@ -82,10 +233,11 @@ _COUNTS = ["steps", "batch", "samples", "heads", "groups", "queries", "keys", "m
 def _attention_kernel(
     q_tiles, k_tiles, v_tiles, mask_tiles, p_tiles, p_out_tiles, k_tails, v_tails, mask_tails, p_tails, p_out_tails,
     o_tiles, out_tiles, p_counts_ptr, o_counts_ptr, p_scale_ptr, o_scale_ptr, score_factor_ptr, mix_factor_ptr,
-    steps, batch, samples, heads, groups, queries, keys, masks,
+    q_moved_ptr, k_moved_ptr, v_moved_ptr, steps, batch, samples, heads, groups, queries, keys, masks,
     p_hi, p_max_spike, p_held, o_lo, o_hi, o_max_spike, o_held,
-    with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr, tiles: tl.constexpr,
-    tail: tl.constexpr, ragged: tl.constexpr, query_tile: tl.constexpr, key_tile: tl.constexpr, width: tl.constexpr,
+    with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr, resting: tl.constexpr,
+    tiles: tl.constexpr, tail: tl.constexpr, ragged: tl.constexpr, query_tile: tl.constexpr, key_tile: tl.constexpr,
+    width: tl.constexpr,
 ):  # fmt: skip
     sample, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     first_query = tl.program_id(0) * query_tile
@@ -106,56 +258,36 @@ def _attention_kernel(
     for j in tl.static_range(tiles):
         tracer = p_tiles.load([tl.program_id(1), first_query, j * key_tile]).reshape(query_tile, key_tile)
         packed |= tracer.to(tl.int32) << 8 * j
+    last = packed
     if tail:
         tracer = p_tails.load([tl.program_id(1), first_query, tiles * key_tile]).reshape(query_tile, tail)
         last = tracer.to(tl.int32)
 
-    for step in range(steps):
-        now = step * batch + sample
-        q = q_tiles.load([now, first_query, own]).reshape(query_tile, width)
-        most = tl.full((query_tile, 1), float("-inf"), dtype=tl.float32)
-        x = _nothing()
-        for j in tl.static_range(tiles):
-            scores, most = _scores(
-                q, k_tiles, mask_tiles, now, which_mask, first_query, j * key_tile, shared, keys, score_factor, most,
-                with_mask, ragged and j == tiles - 1, query_tile, key_tile, width,
-            )  # fmt: skip
-            x += (scores,)
-        if tail:
-            scores, most = _scores(
-                q, k_tails, mask_tails, now, which_mask, first_query, tiles * key_tile, shared, keys, score_factor,
-                most, with_mask, True, query_tile, tail, width,
-            )  # fmt: skip
-            x += (scores,)
-        e = _nothing()
-        total = tl.zeros((query_tile, 1), dtype=tl.int32)
-        for j in tl.static_range(tiles + (tail > 0)):
-            e += (exponentials(x[j], most),)
-            total += whole_sum(e[j], unit_of_sum)
-        factor = row_factor(total, unit_of_sum) * power
-        largest = tl.where(step >= p_held, p_max_spike, 0.0)
-        mixed = tl.zeros((query_tile, width), dtype=tl.float32)
-        fired = tl.zeros((query_tile,), dtype=tl.float32)
-        fresh = tl.zeros((query_tile, key_tile), dtype=tl.int32)
-        for j in tl.static_range(tiles):
-            mixed, fresh, fired = _walk_and_mix(
-                e[j], factor, packed, fresh, v_tiles, now, j * key_tile, shared, mixed, fired, p_scale, p_hi, largest,
-                with_mask, ternary, 8 * j, key_tile, width,
-            )  # fmt: skip
-        packed = fresh
-        if tail:
-            mixed, last, fired = _walk_and_mix(
-                e[tiles], factor, last, tl.zeros((query_tile, tail), dtype=tl.int32), v_tails, now, tiles * key_tile,
-                shared, mixed, fired, p_scale, p_hi, largest, with_mask, ternary, 0, tail, width,
-            )  # fmt: skip
-        tl.atomic_add(p_counts_ptr + step * samples + counted, tl.sum(fired, axis=0) + spoilt, sem="relaxed")
-
-        largest = tl.where(step >= o_held, o_max_spike, 0.0)
-        spike = next_spike(mixed * mix_factor, o_tracer, o_scale, o_lo, o_hi, largest, ternary, False)
-        o_tracer += spike
-        out_tiles.store([now, first_query, own], o_tracer.to(tl.int8).reshape(1, query_tile, width))
-        fired = tl.sum(tl.sum(tl.abs(spike), axis=1), axis=0)
-        tl.atomic_add(o_counts_ptr + step * samples + counted, fired, sem="relaxed")
+    until = steps  # after which queries, keys and values stay as they are
+    if resting:
+        until = _last_move(q_moved_ptr, k_moved_ptr, v_moved_ptr, steps, samples, counted)
+    for step in range(until):
+        packed, last, o_tracer, _ = _step(
+            step, packed, last, o_tracer, q_tiles, k_tiles, v_tiles, mask_tiles, k_tails, v_tails, mask_tails,
+            out_tiles, p_counts_ptr, o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own,
+            shared, keys, score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo,
+            o_hi, o_max_spike, o_held, with_mask, ternary, unit_of_sum, tiles, tail, ragged, query_tile, key_tile,
+            width,
+        )  # fmt: skip
+    if resting:  # a step that fires nothing is followed by such steps only, unless somebody was held back in it
+        busy = tl.full((), 1, tl.int1)
+        for step in range(until, steps):
+            if busy:
+                packed, last, o_tracer, fired = _step(
+                    step, packed, last, o_tracer, q_tiles, k_tiles, v_tiles, mask_tiles, k_tails, v_tails, mask_tails,
+                    out_tiles, p_counts_ptr, o_counts_ptr, sample, batch, samples, counted, which_mask, first_query,
+                    own, shared, keys, score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held,
+                    o_scale, o_lo, o_hi, o_max_spike, o_held, with_mask, ternary, unit_of_sum, tiles, tail, ragged,
+                    query_tile, key_tile, width,
+                )  # fmt: skip
+                busy = (fired != 0.0) | (step < tl.maximum(p_held, o_held))
+            else:  # the codes of the last step once more; counts are zero already
+                _store_codes(o_tracer, out_tiles, step * batch + sample, first_query, own, query_tile, width)
 
     for j in tl.static_range(tiles):
         tracer = ((packed >> 8 * j) & 255).to(tl.int8).reshape(1, query_tile, key_tile)
@@ -165,21 +297,69 @@ def _attention_kernel(
         p_out_tails.store([tl.program_id(1), first_query, tiles * key_tile], tracer)
 
 
+@triton.jit(do_not_specialize=_COUNTS)
+def _long_kernel(
+    q_tiles, k_tiles, v_tiles, mask_tiles, p_ptr, o_tiles, out_tiles,
+    p_counts_ptr, o_counts_ptr, p_scale_ptr, o_scale_ptr, score_factor_ptr, mix_factor_ptr,
+    q_moved_ptr, k_moved_ptr, v_moved_ptr, steps, batch, samples, heads, groups, queries, keys, masks, pitch,
+    p_hi, p_max_spike, p_held, o_lo, o_hi, o_max_spike, o_held,
+    with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr, resting: tl.constexpr,
+    query_tile: tl.constexpr, key_tile: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    sample, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    first_query = tl.program_id(0) * query_tile
+    own, shared = head * width, head // groups * width
+    which_mask, counted = sample % masks, sample * samples // batch
+    p_scale, p_first, p_second = unit(tl.load(p_scale_ptr))
+    o_scale, o_first, o_second = unit(tl.load(o_scale_ptr))
+    score_factor, mix_factor = tl.load(score_factor_ptr), tl.load(mix_factor_ptr)
+    spoilt = (score_factor - score_factor) + (mix_factor - mix_factor)
+    mix_factor = mix_factor * o_first * o_second
+    row = first_query + tl.arange(0, query_tile)[:, None]
+    power = tl.where(row < queries, p_first * p_second, 0.0)
+    o_tracer = o_tiles.load([sample, first_query, own]).reshape(query_tile, width).to(tl.float32)
+    tracers = p_ptr + (tl.program_id(1).to(tl.int64) * queries + row) * pitch
+
+    until = steps
+    if resting:
+        until = _last_move(q_moved_ptr, k_moved_ptr, v_moved_ptr, steps, samples, counted)
+    for step in range(until):
+        o_tracer, _ = _long_step(
+            step, o_tracer, tracers, row, pitch, q_tiles, k_tiles, v_tiles, mask_tiles, out_tiles, p_counts_ptr,
+            o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own, shared, queries, keys,
+            score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo, o_hi,
+            o_max_spike, o_held, with_mask, ternary, unit_of_sum, query_tile, key_tile, width,
+        )  # fmt: skip
+    if resting:
+        busy = tl.full((), 1, tl.int1)
+        for step in range(until, steps):
+            if busy:
+                o_tracer, fired = _long_step(
+                    step, o_tracer, tracers, row, pitch, q_tiles, k_tiles, v_tiles, mask_tiles, out_tiles, p_counts_ptr,
+                    o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own, shared, queries, keys,
+                    score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo, o_hi,
+                    o_max_spike, o_held, with_mask, ternary, unit_of_sum, query_tile, key_tile, width,
+                )  # fmt: skip
+                busy = (fired != 0.0) | (step < tl.maximum(p_held, o_held))
+            else:
+                _store_codes(o_tracer, out_tiles, step * batch + sample, first_query, own, query_tile, width)
+
+
 @triton.jit
 def _halves_kernel(codes_ptr, out_ptr, size, block: tl.constexpr):
     here = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     tl.store(out_ptr + here, tl.load(codes_ptr + here, mask=here < size).to(tl.float16), mask=here < size)
 
 
-def fits(q: Tensor, k: Tensor) -> bool:
-    """Whether the kernel takes such tensors: few enough keys, and a width that is a power of two.
+def fits(q: Tensor) -> bool:
+    """Whether the kernels take such tensors: of a width that is a power of two.
 
     Example:
-        >>> fits(torch.zeros(1, 197, 6, 64), torch.zeros(1, 197, 6, 64))
-        True
+        >>> fits(torch.zeros(1, 197, 6, 64)), fits(torch.zeros(1, 197, 6, 48))
+        (True, False)
     """
     width = q.shape[-1]
-    return k.shape[-3] <= MOST_KEYS and 32 <= width <= MOST_WIDTH and width & (width - 1) == 0
+    return 32 <= width <= MOST_WIDTH and width & (width - 1) == 0
 
 
 def attention(
@@ -194,20 +374,20 @@ def attention(
     max_spike: int,
     samples: int,
     in_place: bool = False,
+    moved: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes `[T, B, tokens, heads, d]` of the output, the last codes of the probabilities, both counts `[T, samples]`.
 
     `q`, `k` and `v` are int8 codes `[T, B, tokens, heads, d]`, of fewer heads for `k` and `v` where queries share them.
     The mask `[masks, queries, keys]` is added to the scores, sample b getting mask `b % masks`. B may be a multiple of
     the samples: windows of an image, say. `in_place` puts the last codes of the probabilities where the first were, if
-    these lie as tiles need it.
+    these lie as tiles need it. `moved` are the spikes `[T, samples]` of `q`, `k` and `v`: where all are zero, codes are
+    taken to be those of the step before, and programs of neurons that have come to rest compute nothing.
     """
     steps, batch, queries, heads, width = q.shape
     keys, shared = k.shape[2:4]
-    whole, tail = _tiles_of(keys)
     out = torch.empty(q.shape, dtype=torch.int8, device=q.device)
     p_before = _padded(p.tracer.flatten(0, 1), 16)
-    p_last = p_before if in_place else torch.empty_like(p_before)
     p_counts, o_counts = torch.zeros(2, steps, samples, device=q.device)
     seen = torch.empty(1, 1, 4, device=q.device) if mask is None else _padded(mask, 4)
     halves = _halves(v)  # tensor cores want the keys of int8 values side by side, those of halves as they lie
@@ -215,21 +395,39 @@ def attention(
     def tiles(x: Tensor, channels: int, rows: int) -> TensorDescriptor:
         return TensorDescriptor.from_tensor(x.contiguous().view(-1, x.shape[-3], channels), [1, rows, width])
 
-    def of_keys(rows: int) -> tuple[TensorDescriptor, ...]:
-        by_key = tiles(k, shared * width, rows), tiles(halves, shared * width, rows)
-        return *by_key, *(TensorDescriptor.from_tensor(x, [1, QUERIES, rows]) for x in (seen, p_before, p_last))
+    def square(x: Tensor, columns: int) -> TensorDescriptor:
+        return TensorDescriptor.from_tensor(x, [1, QUERIES, columns])
 
+    def of_keys(rows: int) -> tuple[TensorDescriptor, ...]:
+        return tiles(k, shared * width, rows), tiles(halves, shared * width, rows), square(seen, rows)
+
+    own, channels = tiles(q, heads * width, QUERIES), heads * width
+    outputs = tiles(o.tracer, channels, QUERIES), tiles(out, channels, QUERIES)
+    moves = [x.contiguous() for x in moved] or [p_counts] * 3
+    scales = (p_counts, o_counts, p.scale, o.scale, score_factor, mix_factor, *moves)
+    counts = (steps, batch, samples, heads, heads // shared, queries, keys, len(seen))
+    limits = (*_limits(p, max_spike)[1:], *_limits(o, max_spike))
+    fixed = {
+        "with_mask": mask is not None, "ternary": max_spike == 1 and not p.held and not o.held,
+        "unit_of_sum": units(keys), "resting": len(moved) > 0, "query_tile": QUERIES, "key_tile": KEYS,
+        "width": width,
+        "num_warps": WARPS, "num_stages": STAGES, "enable_fp_fusion": False,
+    }  # fmt: skip
+    programs = (triton.cdiv(queries, QUERIES), batch * heads)
     with torch.cuda.device_of(q):
-        _attention_kernel[(triton.cdiv(queries, QUERIES), batch * heads)](
-            tiles(q, heads * width, QUERIES), *of_keys(KEYS), *of_keys(tail or KEYS),
-            tiles(o.tracer, heads * width, QUERIES), tiles(out, heads * width, QUERIES),
-            p_counts, o_counts, p.scale, o.scale, score_factor, mix_factor,
-            steps, batch, samples, heads, heads // shared, queries, keys, len(seen),
-            *_limits(p, max_spike)[1:], *_limits(o, max_spike),
-            with_mask=mask is not None, ternary=max_spike == 1 and not p.held and not o.held, unit_of_sum=units(keys),
-            tiles=whole, tail=tail, ragged=keys % KEYS > 0, query_tile=QUERIES, key_tile=KEYS, width=width,
-            num_warps=WARPS, num_stages=STAGES, enable_fp_fusion=False,
-        )  # fmt: skip
+        if keys > MOST_KEYS:
+            p_last = p_before if in_place else p_before.clone()
+            _long_kernel[programs](
+                own, *of_keys(KEYS), p_last, *outputs, *scales, *counts, p_last.shape[-1], *limits, **fixed
+            )
+        else:
+            p_last = p_before if in_place else torch.empty_like(p_before)
+            whole, tail = _tiles_of(keys)
+            _attention_kernel[programs](
+                own, *of_keys(KEYS), square(p_before, KEYS), square(p_last, KEYS),
+                *of_keys(tail or KEYS), square(p_before, tail or KEYS), square(p_last, tail or KEYS),
+                *outputs, *scales, *counts, *limits, tiles=whole, tail=tail, ragged=keys % KEYS > 0, **fixed,
+            )  # fmt: skip
     return out, p_last[..., :keys].view(p.tracer.shape), p_counts, o_counts
 
 
