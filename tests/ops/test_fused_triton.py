@@ -4,12 +4,8 @@ On the GPU where there is one, else under Triton's interpreter, in a process of 
 decided when it is first imported.
 """
 
-import os
-import subprocess
-import sys
-
+import interpreted
 import pytest
-import torch
 
 START = """
 import torch
@@ -378,10 +374,4 @@ for a, b in zip(*grads):
     ids=["round", "product", "resting-product", "softmax", "attention", "resting-attention", "norm"],
 )
 def test_kernel_equals_its_parts(check: str) -> None:
-    pytest.importorskip("triton")
-    env = {**os.environ} if torch.cuda.is_available() else {**os.environ, "TRITON_INTERPRET": "1"}
-    program = START + check + "print('equal')"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == "equal", done.stderr
+    interpreted.check(START + check)

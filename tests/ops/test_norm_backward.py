@@ -3,12 +3,7 @@
 On the GPU where there is one, else under Triton's interpreter, in a process of its own.
 """
 
-import os
-import subprocess
-import sys
-
-import pytest
-import torch
+import interpreted
 
 CHECK = """
 import torch
@@ -32,17 +27,8 @@ for shape, with_weight in [((3, 5, 7), True), ((70, 384), True), ((1, 3000), Fal
         assert ours.shape == right.shape and ours.dtype == torch.float32
         # Sums of up to 3,000 float32 terms, of size one: some 1e-7 of each term, added up.
         assert torch.allclose(ours.double(), right, rtol=1e-4, atol=2e-4), (name, shape)
-print("as they should be")
 """
 
 
 def test_gradients_of_layer_norm() -> None:
-    pytest.importorskip("triton")
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHECK], capture_output=True, text=True, env=environment, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "as they should be"
+    interpreted.check(CHECK)

@@ -3,12 +3,7 @@
 On the GPU where there is one, else under Triton's interpreter, in a process of its own.
 """
 
-import os
-import subprocess
-import sys
-
-import pytest
-import torch
+import interpreted
 
 CHECK = """
 import torch
@@ -85,17 +80,8 @@ for batch, queries, keys, heads, width, masks, levels in cases:
     assert torch.equal(lsq.slopes(weighted.float(), p, steps[3], 0, levels - 1)[0] != 0, through.float() != 0)
 q[0, 1, 0, 3] = float("nan")
 assert torch.isnan(training.forward(q, k, v, mask, scales)[0][0, 1, 0]).all()
-print("as they should be")
 """
 
 
 def test_training_attention() -> None:
-    pytest.importorskip("triton")
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHECK], capture_output=True, text=True, env=environment, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "as they should be"
+    interpreted.check(CHECK)

@@ -1,11 +1,6 @@
 """GPU kernels against their reference, bit for bit: on the GPU where there is one, else under Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
-import pytest
-import torch
+import interpreted
 
 CHECK = """
 import torch
@@ -60,13 +55,8 @@ nan = torch.full((1, 3), float("nan"), device=device)
 still = torch.zeros(3, dtype=torch.int8, device=device)
 _, counts = triton.walk(nan, still, torch.ones((), device=device), -4, 3, 1, 1)
 assert bool(counts.isnan().all())
-print("equal")
 """
 
 
 def test_walk_equals_reference() -> None:
-    pytest.importorskip("triton")
-    # In a process of its own: whether Triton interprets is decided when it is first imported.
-    env = {**os.environ} if torch.cuda.is_available() else {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", CHECK], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "equal", done.stderr
+    interpreted.check(CHECK)

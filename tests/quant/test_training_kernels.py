@@ -4,12 +4,7 @@ On the GPU where there is one, under autocast; else under Triton's interpreter, 
 on the CPU are handed to the kernels, and gradients stay in float32.
 """
 
-import os
-import subprocess
-import sys
-
-import pytest
-import torch
+import interpreted
 
 CHECK = """
 import torch, transformers, spikezip
@@ -77,17 +72,8 @@ for model, batch in cases:
         error = float((grad - pieces[name]).norm())
         bound = 1e-4 if device == "cpu" else 0.1 if name.endswith(".scale") else 0.03
         assert error <= bound * size + 1e-7, (name, error, size)
-print("as they should be")
 """
 
 
 def test_networks_train_on_kernels() -> None:
-    pytest.importorskip("triton")
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHECK], capture_output=True, text=True, env=environment, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "as they should be"
+    interpreted.check(CHECK)

@@ -4,12 +4,8 @@ On the GPU where there is one, else under Triton's interpreter, in a process of 
 handed to the kernels.
 """
 
-import os
-import subprocess
-import sys
-
+import interpreted
 import pytest
-import torch
 
 START = """
 import torch, transformers, spikezip
@@ -166,8 +162,4 @@ check(transformers.ViTForImageClassification(config), {"pixel_values": torch.ran
 
 @pytest.mark.parametrize("case", CASES)
 def test_network_on_kernels(case: str) -> None:
-    pytest.importorskip("triton")
-    env = {**os.environ} if torch.cuda.is_available() else {**os.environ, "TRITON_INTERPRET": "1"}
-    program = [sys.executable, "-W", "ignore", "-c", START + CASES[case] + "print('equal')"]
-    done = subprocess.run(program, env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "equal", done.stderr
+    interpreted.check(START + CASES[case])

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spikezip.ops.rounding.triton import code_of_unit, unit
-from spikezip.ops.sesa.triton import _nothing
+from spikezip.ops.sesa.triton_steps import nothing
 from spikezip.ops.softmax.reference import units
 from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sum
 
@@ -92,7 +92,7 @@ def _forward_kernel(
     score_factor = tl.load(score_factor_ptr)
     query = first_query + tl.arange(0, own)[:, None]
     q = _tile(q_ptr, first_query, queries, pitch, own, width)
-    x = _nothing()
+    x = nothing()
     most = tl.full((own, 1), float("-inf"), dtype=tl.float32)
     for j in tl.static_range(tiles):
         k = _tile(k_ptr, j * met, keys, pitch, met, width)
@@ -101,7 +101,7 @@ def _forward_kernel(
         x += (_masked(scores, mask_ptr, query, key, queries, keys, with_mask),)
         most = tl.maximum(most, tl.max(x[j], axis=1)[:, None])
     total = tl.zeros((own, 1), dtype=tl.int32)
-    e = _nothing()
+    e = nothing()
     for j in tl.static_range(tiles):
         e += (exponentials(x[j], most),)
         total += whole_sum(e[j], unit_of_sum)
