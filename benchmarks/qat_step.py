@@ -6,9 +6,9 @@
 
 A step is forward, loss, backward and AdamW. The float model runs with eager attention and with SDPA. The rows with a
 teacher add the forward pass of a frozen float model (SDPA) and a distillation loss. The quantized network runs as
-`spikezip train` runs it on one GPU, with CUDA graphs, and once without; the float model gets graphs too, in a row of its
-own. Each row takes its turn in every round; the median of all steps counts. TF32 is off; `bf16` is autocast. Rows with a
-teacher have their own base.
+`spikezip train` runs it on one GPU, with CUDA graphs, and once without; the float model gets graphs too, in a row of
+its own. Each row takes its turn in every round; the median of all steps counts. TF32 is off; `bf16` is autocast. Rows
+with a teacher have their own base.
 """
 
 import argparse

@@ -212,3 +212,18 @@ def test_growth_changes_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(ENGINES, "folded", OneSpikeMore)
     assert growth.measure(args) is None
     assert growth.line("base", 4, None, None).endswith("WRONG spikes")
+
+
+def test_resting_compares_both_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    resting = load("resting")
+    monkeypatch.setattr(resting.graphs, "RESTS", resting.graphs.RESTS)  # put back afterwards
+    small = ["--size", "nano", "--image", "32", "--steps", "6", "--batch", "2", "--repeats", "1", "--device", "cpu"]
+    resting.main(small)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert [line.endswith("equal") for line in lines[1:]] == [False, True, False, True]
+    monkeypatch.setattr(resting, "same", lambda a, b: False)
+    resting.main(small)
+    assert capsys.readouterr().out.count("differ: no time") == 2
+    with pytest.raises(SystemExit):
+        resting.main(["--network", "somewhere"])

@@ -13,7 +13,7 @@ from spikezip.measure.answers import Head
 from spikezip.measure.exit_rule import ExitRule
 from spikezip.simulate import SpikingModel
 from spikezip.simulate.drive import check_finite, chunks, start, step_limit
-from spikezip.simulate.leaving import input_rows, staying
+from spikezip.simulate.engine import rows_of
 from spikezip.simulate.outputs import primary
 
 
@@ -111,11 +111,11 @@ def simulate_until_confident(
             inside &= ~gone
             if not bool(inside.any()):
                 break
-            rows = staying(inside)
-            if len(rows) < len(here):
-                inputs = {name: input_rows(value, rows, len(here)) for name, value in inputs.items()}
-                here, inside, streak = here[rows], inside[rows], streak[rows]
-                driver.select(rows)
+            staying = _staying(inside)
+            if len(staying) < len(here):
+                inputs = {name: _rows(value, staying, len(here)) for name, value in inputs.items()}
+                here, inside, streak = here[staying], inside[staying], streak[staying]
+                driver.select(staying)
     assert logits is not None
     over_time = torch.cat(counts)[: int(steps.max())]
     spike_counts = dict(zip(driver.spike_counts, over_time.unbind(dim=1), strict=True))
@@ -124,6 +124,28 @@ def simulate_until_confident(
 
 def _advances(driver: Any) -> int:
     return max((len(chunks) for chunks in driver.spike_counts.values()), default=0)
+
+
+def _staying(inside: Tensor) -> Tensor:
+    """The rows to go on with: of samples that have not left, on a GPU filled up to a power of two with others.
+
+    There few sizes of batch are better than small ones: for each, a chunk of steps is recorded once.
+
+    Example:
+        >>> _staying(torch.tensor([True, False, True, True]))
+        tensor([0, 2, 3])
+    """
+    rows = inside.nonzero()[:, 0]
+    if not inside.is_cuda:
+        return rows
+    size = min(1 << (len(rows) - 1).bit_length(), len(inside))
+    return torch.cat([rows, (~inside).nonzero()[: size - len(rows), 0]])
+
+
+def _rows(value: Any, samples: Tensor, batch: int) -> Any:
+    """An input of the samples that stay; what the batch shares stays as it is."""
+    shared = not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != batch
+    return value if shared else rows_of(value, samples, batch)
 
 
 def check_head(snn: SpikingModel) -> Head:

@@ -20,7 +20,6 @@ from spikezip.simulate.engine import Engine, Settings
 from spikezip.simulate.event import EventEngine
 from spikezip.simulate.folded import FoldedEngine
 from spikezip.simulate.graphs import BYTES_PER_ACTIVATION, largest_layer
-from spikezip.simulate.leaving import Group, completed, those_that_stay
 from spikezip.simulate.model import SpikingModel
 from spikezip.simulate.outputs import map_tensors, primary
 from spikezip.simulate.run import Run
@@ -94,28 +93,15 @@ def simulate(
     stop_early = stop_early or steps == "equilibrium"
 
     def run(inputs: dict[str, Any], driver: Engine, stop: Event | None = None) -> Run:
-        return follow(Group(driver, inputs, []), known_size(driver, snn, inputs), stop)
-
-    def follow(group: Group, known: int | None, stop: Event | None) -> Run:
-        """The run of a group to its end; where most of it has settled, the rest goes on alone."""
-        driver, rest = group.engine, None
-        while n := next(chunks(limit, chunk, driver, known, stop_early), 0):
-            if stop is not None and stop.is_set():
-                raise StoppedError
-            with executing(driver):
-                group.outputs.append(primary(driver.advance(snn.network, group.inputs, n)))
-            settled = driver.settled(driver.last_spike()) if stop_early else None
-            if settled is None:
-                continue
-            if bool(settled.all()):
-                break
-            if isinstance(driver, FoldedEngine) and driver.done < limit:
-                rest = those_that_stay(group, settled)
-                if rest is not None:
+        outputs: list[Tensor] = []
+        with executing(driver):
+            for n in chunks(limit, chunk, driver, known_size(driver, snn, inputs), stop_early):
+                if stop is not None and stop.is_set():
+                    raise StoppedError
+                outputs.append(primary(driver.advance(snn.network, inputs, n)))
+                if stop_early and bool(driver.settled(driver.last_spike()).all()):
                     break
-        until = None if steps == "equilibrium" else limit
-        whole = _collect(snn, driver, group.outputs, until, engine, coding, stagger)
-        return whole if rest is None else completed(whole, rest[0], follow(rest[1], known, stop))
+        return _collect(snn, driver, outputs, None if steps == "equilibrium" else limit, engine, coding, stagger)
 
     threads = min(torch.get_num_threads(), prepared.size) if snn.device.type == "cpu" else 1
     if threads == 1:

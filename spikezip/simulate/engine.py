@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import floor
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -143,17 +143,6 @@ class Engine(Execution, ABC):
         for name, its in zip(self.spike_counts, zip(*counts, strict=True), strict=True):
             self.spike_counts[name] = list(its)
         self.settings = replace(self.settings, batch=len(samples))
-
-    def part(self, samples: Tensor) -> Self:
-        """An engine that goes on with these samples only, while this one stays as it is."""
-        other = type(self)(self.settings)
-        other.done, other.stages = self.done, dict(self.stages)
-        for mine, its in zip(self.state(), other.state(), strict=True):
-            its.update(mine)
-        for records, copied in ((self.spike_counts, other.spike_counts), (self.trains, other.trains)):
-            copied.update({name: list(chunks) for name, chunks in records.items()})
-        other.select(samples)
-        return other
 
     def snapshot(self) -> "Snapshot":
         """Where the run stands, to go back to if an advance fails. Steps replace what is kept here, never change it."""
