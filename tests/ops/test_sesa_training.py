@@ -19,6 +19,8 @@ cases = [  # samples, queries, keys, heads, width, masks, levels of p
     (1, 70, 130, 2, 32, 1, 32),
     (2, 40, 197, 1, 64, 2, 16),
     (1, 66, 256, 1, 16, 0, 256),
+    (2, 20, 257, 2, 32, 1, 16),
+    (1, 70, 300, 1, 16, 0, 32),
 ]
 for batch, queries, keys, heads, width, masks, levels in cases:
     def codes(tokens, largest):

@@ -19,7 +19,8 @@ from spikezip.ops.sesa.triton_steps import nothing
 from spikezip.ops.softmax.reference import units
 from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sum
 
-MOST_KEYS, MOST_WIDTH = 256, 128  # forward, a program has all scores of its queries at once
+MOST_KEYS = 256  # of which a program has all scores at once, forward; with more it makes them three times
+MOST_WIDTH = 128
 
 
 class Form(NamedTuple):
@@ -31,7 +32,8 @@ class Form(NamedTuple):
     num_stages: int
 
 
-FORWARD, OF_QUERIES, OF_KEYS = Form(64, 64, 4, 2), Form(64, 32, 4, 3), Form(64, 32, 4, 3)
+FORWARD, LONG_FORWARD = Form(64, 64, 4, 2), Form(64, 64, 4, 2)
+OF_QUERIES, OF_KEYS = Form(64, 32, 4, 3), Form(64, 32, 4, 3)
 
 
 class Scales(NamedTuple):
@@ -75,6 +77,23 @@ def _masked(scores, mask_ptr, query, key, queries, keys, with_mask: tl.constexpr
 
 
 @triton.jit
+def _scores(
+    q, k_ptr, mask_ptr, first_key, query, factor, queries, keys, pitch,
+    with_mask: tl.constexpr, met: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile of keys."""
+    k = _tile(k_ptr, first_key, keys, pitch, met, width)
+    key = (first_key + tl.arange(0, met))[None, :]
+    return _masked(tl.dot(q, k.T, out_dtype=tl.float32) * factor, mask_ptr, query, key, queries, keys, with_mask)
+
+
+@triton.jit
+def _codes_of(p, scale, hi):
+    """The codes of probabilities in the powers of `unit`; NaN stays NaN."""
+    return tl.where(p == p, code_of_unit(p, scale, 0.0, hi), p)
+
+
+@triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, mask_ptr, u_ptr, most_ptr, factor_ptr, p_scale_ptr, score_factor_ptr, mix_factor_ptr,
     heads, queries, keys, masks, p_hi,
@@ -95,10 +114,8 @@ def _forward_kernel(
     x = nothing()
     most = tl.full((own, 1), float("-inf"), dtype=tl.float32)
     for j in tl.static_range(tiles):
-        k = _tile(k_ptr, j * met, keys, pitch, met, width)
-        key = (j * met + tl.arange(0, met))[None, :]
-        scores = tl.dot(q, k.T, out_dtype=tl.float32) * score_factor
-        x += (_masked(scores, mask_ptr, query, key, queries, keys, with_mask),)
+        scores = _scores(q, k_ptr, mask_ptr, j * met, query, score_factor, queries, keys, pitch, with_mask, met, width)
+        x += (scores,)
         most = tl.maximum(most, tl.max(x[j], axis=1)[:, None])
     total = tl.zeros((own, 1), dtype=tl.int32)
     e = nothing()
@@ -109,9 +126,48 @@ def _forward_kernel(
     powered = factor * first * second  # rounding commutes with powers of two
     mixed = tl.zeros((own, width), dtype=tl.float32)
     for j in tl.static_range(tiles):
-        p = e[j] * powered
-        code = tl.where(p == p, code_of_unit(p, p_scale, 0.0, p_hi), p)  # NaN stays NaN
+        code = _codes_of(e[j] * powered, p_scale, p_hi)
         v = _tile(v_ptr, j * met, keys, pitch, met, width)
+        mixed = tl.dot(code.to(v.dtype), v, mixed, out_dtype=tl.float32)
+    _store_tile(u_ptr, mixed * tl.load(mix_factor_ptr), first_query, queries, pitch, own, width)
+    at = tl.program_id(1).to(tl.int64) * queries + query
+    tl.store(most_ptr + at, most, mask=query < queries)
+    tl.store(factor_ptr + at, factor, mask=query < queries)
+
+
+@triton.jit
+def _long_forward_kernel(
+    q_ptr, k_ptr, v_ptr, mask_ptr, u_ptr, most_ptr, factor_ptr, p_scale_ptr, score_factor_ptr, mix_factor_ptr,
+    heads, queries, keys, masks, p_hi,
+    with_mask: tl.constexpr, unit_of_sum: tl.constexpr, own: tl.constexpr, met: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """The same for any number of keys: three times over them, for the largest score, the sum, and the mix."""
+    sample, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
+    first_query, pitch = tl.program_id(0) * own, heads * width
+    q_ptr += sample * queries * pitch + head * width
+    u_ptr += sample * queries * pitch + head * width
+    k_ptr += sample * keys * pitch + head * width
+    v_ptr += sample * keys * pitch + head * width
+    mask_ptr += sample % masks * queries * keys
+    p_scale, first, second = unit(tl.load(p_scale_ptr))
+    score_factor = tl.load(score_factor_ptr)
+    query = first_query + tl.arange(0, own)[:, None]
+    q = _tile(q_ptr, first_query, queries, pitch, own, width)
+    most = tl.full((own, 1), float("-inf"), dtype=tl.float32)
+    for first_key in range(0, keys, met):
+        x = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
+        most = tl.maximum(most, tl.max(x, axis=1)[:, None])
+    total = tl.zeros((own, 1), dtype=tl.int32)
+    for first_key in range(0, keys, met):
+        x = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
+        total += whole_sum(exponentials(x, most), unit_of_sum)
+    factor = row_factor(total, unit_of_sum)
+    powered = factor * first * second
+    mixed = tl.zeros((own, width), dtype=tl.float32)
+    for first_key in range(0, keys, met):
+        x = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
+        code = _codes_of(exponentials(x, most) * powered, p_scale, p_hi)
+        v = _tile(v_ptr, first_key, keys, pitch, met, width)
         mixed = tl.dot(code.to(v.dtype), v, mixed, out_dtype=tl.float32)
     _store_tile(u_ptr, mixed * tl.load(mix_factor_ptr), first_query, queries, pitch, own, width)
     at = tl.program_id(1).to(tl.int64) * queries + query
@@ -125,10 +181,8 @@ def _again(
     with_mask: tl.constexpr, met: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Probabilities of a tile of keys once more; the gradient for their values, and what of it passes their site."""
-    k = _tile(k_ptr, first_key, keys, pitch, met, width)
-    key = (first_key + tl.arange(0, met))[None, :]
-    scores = tl.dot(q, k.T, out_dtype=tl.float32) * score_factor
-    p = exponentials(_masked(scores, mask_ptr, query, key, queries, keys, with_mask), most) * factor
+    scores = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
+    p = exponentials(scores, most) * factor
     v = _tile(v_ptr, first_key, keys, pitch, met, width)
     weighted = tl.dot(grad, v.T, out_dtype=tl.float32)
     return p, weighted, tl.where(p <= limit, weighted, 0.0)
@@ -231,7 +285,7 @@ def fits(q: Tensor, k: Tensor) -> bool:
     """
     width = q.shape[-1]
     power = width & (width - 1) == 0
-    return q.shape[2] == k.shape[2] and k.shape[1] <= MOST_KEYS and 16 <= width <= MOST_WIDTH and power
+    return q.shape[2] == k.shape[2] and 16 <= width <= MOST_WIDTH and power
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scales: Scales) -> tuple[Tensor, Seen]:
@@ -243,13 +297,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scales: Scales
     batch, queries, heads, width = q.shape
     u = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     seen = Seen(*torch.empty(2, batch * heads, queries, device=q.device))
+    keys = k.shape[1]
+    form, at_once = (FORWARD, {"tiles": triton.cdiv(keys, FORWARD.met)}) if keys <= MOST_KEYS else (LONG_FORWARD, {})
+    kernel = _forward_kernel if at_once else _long_forward_kernel
     with torch.cuda.device_of(q):
-        _forward_kernel[(triton.cdiv(queries, FORWARD.own), batch * heads)](
+        kernel[(triton.cdiv(queries, form.own), batch * heads)](
             q, k, v, u if mask is None else mask.contiguous(), u, *seen,
             scales.p, scales.q * scales.k * scales.scaling, scales.p * scales.v,
-            heads, queries, k.shape[1], 1 if mask is None else len(mask), float(scales.p_hi),
-            with_mask=mask is not None, unit_of_sum=units(k.shape[1]), tiles=triton.cdiv(k.shape[1], FORWARD.met),
-            width=width, enable_fp_fusion=False, **FORWARD._asdict(),
+            heads, queries, keys, 1 if mask is None else len(mask), float(scales.p_hi),
+            with_mask=mask is not None, unit_of_sum=units(keys), width=width, enable_fp_fusion=False, **at_once,
+            **form._asdict(),
         )  # fmt: skip
     return u, seen
 
