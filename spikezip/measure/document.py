@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from spikezip.errors import InputError
-from spikezip.measure.plain import Document, Plain
+from spikezip.measure.plain import Document, Plain, body_of
 
 FORMAT, VERSION = "spikezip-measurement", 1
 
@@ -239,14 +239,7 @@ class Measurement(Document):
 
     @classmethod
     def from_json(cls, data: Any, where: str = "") -> "Measurement":
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise InputError("this is no measurement: `spikezip measure … --json FILE` writes one")
-        if data.get("version") != VERSION:
-            raise InputError(
-                f"this measurement has version {data.get('version')!r}, here {VERSION} is read: "
-                "measure again, or install the spikezip that wrote it"
-            )
-        rest = {key: value for key, value in data.items() if key not in ("format", "version")}
+        rest = body_of(data, FORMAT, VERSION, "measurement", "spikezip measure", "measure again")
         if "float" in rest:
             rest["float_"] = rest.pop("float")
         if isinstance(rest.get("model"), dict) and "class" in rest["model"]:

@@ -6,7 +6,7 @@ from typing import Any
 from spikezip.errors import CheckpointError, InputError
 from spikezip.measure.exit_report import ExitReport
 from spikezip.measure.exit_rule import ExitRule
-from spikezip.measure.plain import Document, Plain
+from spikezip.measure.plain import Document, Plain, body_of
 
 FORMAT, VERSION = "spikezip-exits", 1
 
@@ -75,11 +75,5 @@ class ExitDocument(Document):
     def from_json(cls, data: Any, where: str = "") -> "ExitDocument":
         if isinstance(data, dict) and "format" not in data and {"kind", "threshold"} <= data.keys():
             return cls(rules=(ExitRule.from_json(data, where),))
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise InputError("this is no confidence rule: `spikezip exits … --json FILE` writes one")
-        if data.get("version") != VERSION:
-            raise InputError(
-                f"this rule has version {data.get('version')!r}, here {VERSION} is read: "
-                "calibrate again, or install the spikezip that wrote it"
-            )
-        return super().from_json({key: data[key] for key in data if key not in ("format", "version")}, where)
+        rest = body_of(data, FORMAT, VERSION, "confidence rule", "spikezip exits", "calibrate again")
+        return super().from_json(rest, where)

@@ -139,3 +139,23 @@ def _shown(value: Any) -> str:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
+
+
+def body_of(data: Any, form: str, version: int, what: str, written_by: str, again: str) -> dict[str, Any]:
+    """The content of a document, once its format and version are seen to be those that are read here.
+
+    Example:
+        >>> body_of({"format": "spikezip-x", "version": 2, "a": 1}, "spikezip-x", 2, "x", "spikezip x", "do it again")
+        {'a': 1}
+        >>> body_of({"format": "spikezip-x", "version": 3}, "spikezip-x", 2, "x", "spikezip x", "do it again")
+        Traceback (most recent call last):
+        spikezip.errors.InputError: this x has version 3, here 2 is read: do it again, or install the spikezip that ...
+    """
+    if not isinstance(data, dict) or data.get("format") != form:
+        raise InputError(f"this is no {what}: `{written_by} … --json FILE` writes one")
+    if data.get("version") != version:
+        raise InputError(
+            f"this {what} has version {data.get('version')!r}, here {version} is read: "
+            f"{again}, or install the spikezip that wrote it"
+        )
+    return {key: value for key, value in data.items() if key not in ("format", "version")}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spikezip.errors import InputError
 from spikezip.measure.document import Settings
-from spikezip.measure.plain import Document, Plain
+from spikezip.measure.plain import Document, Plain, body_of
 
 FORMAT, VERSION = "spikezip-attention", 1
 
@@ -187,14 +187,7 @@ class AttentionDocument(Document):
 
     @classmethod
     def from_json(cls, data: Any, where: str = "") -> "AttentionDocument":
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise InputError("this is no attention document: `spikezip attention … --json FILE` writes one")
-        if data.get("version") != VERSION:
-            raise InputError(
-                f"this attention document has version {data.get('version')!r}, here {VERSION} is read: "
-                "write it again, or install the spikezip that wrote it"
-            )
-        rest = {key: value for key, value in data.items() if key not in ("format", "version")}
+        rest = body_of(data, FORMAT, VERSION, "attention document", "spikezip attention", "write it again")
         if "class" in rest:
             rest["class_"] = rest.pop("class")
         return super().from_json(rest, where)
