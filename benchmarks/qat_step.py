@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import spikezip
+from spikezip.training.compiled import compiled_blocks
 from spikezip.training.graphs import SDPA, GraphedStep
 
 PRECISIONS = ("float32", "bf16")
@@ -143,6 +144,10 @@ def make_steps(args: argparse.Namespace, name: str, precision: str) -> dict[str,
         "quantized + teacher": (quantized(), teacher),
         "float, sdpa, graphs": (floats(SDPA).train(), None),  # fused attention, whose mask nobody looks at
     }
+    if args.compiled:
+        compiled = floats(SDPA).train()
+        compiled_blocks(compiled).__enter__()  # to the end of the program
+        graphed["float, compiled, graphs"] = (compiled, None)
     steps = {row: make_step(args, precision, model, batch, guide) for row, (model, guide) in rows.items()}
     on_gpu = args.device.startswith("cuda")
     return steps | {
@@ -249,6 +254,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=None, help="turns of each row; default: 5, tiny 2")
     parser.add_argument("--steps", type=int, default=None, help="timed steps per turn; default: 20, tiny 2")
     parser.add_argument("--tiny", action="store_true", help="small models and few steps: a try, not a measurement")
+    parser.add_argument("--compiled", action="store_true", help="a row more: the float model's blocks compiled as well")
     parser.add_argument("--profile", action="store_true", help="also show the ten costliest operations")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()

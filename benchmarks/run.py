@@ -323,7 +323,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-spike", action="store_true", help="do not time the spike engine; it still is the judge")
     parser.add_argument("--chunk", type=int, default=None, help="steps that an engine takes at once")
     parser.add_argument("--rounds", type=int, default=3, help="each row in turn, this often; the fastest run counts")
-    parser.add_argument("--repeats", type=int, default=3, help="runs within a round; the first ones warm up")
+    parser.add_argument("--repeats", type=int, help="runs within a round; the first ones warm up: 3, on a GPU 5")
     parser.add_argument("--margin", type=float, default=2.0, help="lead of the best answer at which a sample leaves")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -335,6 +335,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--network {args.network}: there is no config.json")
     if args.data is not None and not args.data.is_file():
         parser.error(f"--data {args.data}: there is no such file")
+    if args.repeats is None:
+        # On a GPU the first run chooses its chunks without knowing the network, the second sees the kernels that the
+        # first has chosen, and the third may be the one that records a graph.
+        args.repeats = 5 if args.device.startswith("cuda") else 3
     for name in ("steps", "batch", "check", "rounds", "repeats"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1")

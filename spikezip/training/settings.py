@@ -64,7 +64,7 @@ class TrainStage(Settings):
         distill: a teacher beside the labels.
         evaluate_every: epochs between two evaluations; 0 is only at the end.
         keep: the network of the last step, or the one with the best validation accuracy.
-        compile: run the float model through torch.compile.
+        compile: run the blocks of a float model through torch.compile; with `graphs` or without.
         graphs: on one GPU, replay forward and backward passes as CUDA graphs, one per shape of a batch: launching many
             small kernels takes longer than running them. Memory for one forward pass per shape is kept.
         scale_learning_rate: factor of the learning rate for the scales of sites; only for `qat`.

@@ -18,6 +18,7 @@ from spikezip.training.callbacks import (
     StopOnSignal,
     dashboards,
 )
+from spikezip.training.compiled import compiled_blocks
 from spikezip.training.cost import Cost, Meter
 from spikezip.training.depth import dropping_paths
 from spikezip.training.folder import METRICS
@@ -72,7 +73,8 @@ def train_stage(work: Work, name: str, model: Any, settings: TrainStage, previou
     )
     # Those that look at their masks wait for the GPU in every step, and cannot be recorded.
     waiting = attention_without_waiting(model, teacher)
-    with stop.listening(), dropping_paths(model, settings.drop_path), waiting, meter:
+    compiled = compiled_blocks(model, settings.compile)
+    with stop.listening(), dropping_paths(model, settings.drop_path), waiting, compiled, meter:
         trainer.train(resume_from_checkpoint=checkpoint)
     for board in boards:  # closed by now: an evaluation after the end would open another
         trainer.remove_callback(board)

@@ -372,7 +372,6 @@ def arguments_for(
         dataloader_pin_memory=not cpu and torch.cuda.is_available(),
         # Else the host waits at every batch for all that the GPU has to do.
         accelerator_config={"non_blocking": not cpu and torch.cuda.is_available()},
-        torch_compile=stage.compile,
     )
 
 

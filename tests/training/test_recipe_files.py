@@ -55,7 +55,11 @@ SMALL_TEXT = {
     "chnsenti-m3e": ("chnsenticorp", "sst2-minilm"),
     "waimai-m3e": ("waimai", "sst2-minilm"),
 }
-LEVELS = {"cifar10-vit-scratch-8levels": 8, "cifar10-vit-scratch-32levels": 32}
+LEVELS = {
+    f"{base}-{levels}levels": (base, levels)
+    for base in ("cifar10-vit-scratch", "cifar10-swin-scratch")
+    for levels in (8, 32)
+}
 # Parameters, in millions: what their headers and the documentation say.
 SCRATCH = {
     "cifar10-vit-tiny-scratch": 1.3,
@@ -178,10 +182,11 @@ def test_small_sets_are_trained_as_the_large_one(name: str) -> None:
 @pytest.mark.parametrize("name", LEVELS)
 def test_recipes_of_other_levels_differ_in_nothing_else(name: str) -> None:
     """Else the float network of one would not be that of the other."""
+    base, levels = LEVELS[name]
     recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
     assert recipe.stages.quantize is not None
-    assert recipe.stages.quantize.levels == LEVELS[name]
-    assert differing(name, "cifar10-vit-scratch") == {"stages.quantize.levels"}
+    assert recipe.stages.quantize.levels == levels
+    assert differing(name, base) == {"stages.quantize.levels"}
 
 
 @pytest.mark.parametrize("name", LEVELS)
