@@ -18,7 +18,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +33,7 @@ from spikezip.training.compiled import compiled_blocks
 from spikezip.training.graphs import SDPA, GraphedStep
 
 PRECISIONS = ("float32", "bf16")
+_held = ExitStack()  # to the end of the program
 Step = Callable[[], None]
 
 
@@ -146,7 +147,7 @@ def make_steps(args: argparse.Namespace, name: str, precision: str) -> dict[str,
     }
     if args.compiled:
         compiled = floats(SDPA).train()
-        compiled_blocks(compiled).__enter__()  # to the end of the program
+        _held.enter_context(compiled_blocks(compiled))
         graphed["float, compiled, graphs"] = (compiled, None)
     steps = {row: make_step(args, precision, model, batch, guide) for row, (model, guide) in rows.items()}
     on_gpu = args.device.startswith("cuda")
