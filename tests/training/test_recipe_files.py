@@ -13,9 +13,11 @@ from spikezip.training.describe import describe, recipes_table, settings_table, 
 from spikezip.training.folder import flat
 from spikezip.training.models import make_model
 from spikezip.training.recipe import Recipe, TrainStage, load_recipe
+from spikezip.training.work import MODEL
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "recipes").glob("*.yaml"))
+TEACHERS = sorted((ROOT / "recipes" / "teachers").glob("*.yaml"))
 
 # The paper's tables 4, 5, 6 and A1: levels, T, then the accuracies of the float network with ReLU, the QANN, the SNN.
 ROWS: dict[str, tuple[int, int, float | None, float, float]] = {
@@ -65,6 +67,7 @@ SCRATCH = {
     "cifar10-vit-tiny-scratch": 1.3,
     "cifar10-vit-scratch": 5.3,
     "cifar10-vit-fine-scratch": 5.3,
+    "cifar10-vit-taught-scratch": 5.3,
     "cifar10-vit-small-scratch": 11.9,
     "cifar10-swin-scratch": 5.9,
 }
@@ -160,6 +163,12 @@ def test_the_papers_training_settings(name: str) -> None:
     assert (recipe.stages.qat.distill.weight, recipe.stages.qat.distill.temperature) == (1.0, 2.0)
 
 
+def ten_images() -> Data:
+    """As many as there are classes."""
+    split = Images(torch.zeros(10, 3, 32, 32, dtype=torch.uint8), torch.arange(10))
+    return Data("cifar10", "images", tuple("0123456789"), split, split, split, note="")
+
+
 def differing(name: str, other: str) -> set[str]:
     """The settings in which two recipes differ."""
     one, two = (flat(load_recipe(ROOT / "recipes" / f"{stem}.yaml").to_json()) for stem in (name, other))
@@ -201,13 +210,35 @@ def test_they_can_start_from_the_float_network_of_another_run(name: str) -> None
     assert recipe.stages.qat is not None
 
 
+def test_the_taught_network_differs_in_its_teacher_alone() -> None:
+    taught = load_recipe(ROOT / "recipes" / "cifar10-vit-taught-scratch.yaml")
+    assert taught.stages.relu is not None
+    assert taught.stages.relu.distill is not None
+    keys = differing("cifar10-vit-taught-scratch", "cifar10-vit-scratch")
+    assert all(key.startswith("stages.relu.distill") for key in keys)
+    run, stage, model = Path(taught.stages.relu.distill.teacher).parts[-3:]
+    teacher = load_recipe(ROOT / "recipes" / "teachers" / f"{run}.yaml")
+    assert getattr(teacher.stages, stage) is not None
+    assert model == MODEL
+
+
+@pytest.mark.parametrize("path", TEACHERS, ids=lambda path: path.stem)
+def test_teachers_are_trained_with_floats_alone(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.name == path.stem
+    assert [
+        name for name in ("finetune", "relu", "quantize", "qat", "convert", "verify") if getattr(recipe.stages, name)
+    ] == ["finetune"]
+    parameters = sum(p.numel() for p in make_model(recipe.model, ten_images()).parameters()) / 1e6
+    text = path.read_text(encoding="utf-8")
+    assert f"{parameters:.1f} M parameters" in text
+    assert f"spikezip train recipes/teachers/{path.name} --set" in text
+
+
 @pytest.mark.parametrize("name", SCRATCH)
 def test_networks_from_scratch_have_the_size_that_is_said(name: str) -> None:
     recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
-    pixels = torch.zeros(10, 3, 32, 32, dtype=torch.uint8)
-    split = Images(pixels, torch.arange(10))
-    data = Data("cifar10", "images", tuple("0123456789"), split, split, split, note="")
-    model = make_model(recipe.model, data)
+    model = make_model(recipe.model, ten_images())
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == SCRATCH[name]
     assert model.config.hidden_act == "relu"
     assert f"{SCRATCH[name]} M" in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
