@@ -33,7 +33,8 @@ class Reduction(nn.Module):
         self.matrix = nn.Parameter(stretches(channels, inputs).to(like))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return torch.einsum("hrij,rc->hcij", weight, self.matrix)
+        # Laid out as it would be read from a file: convolutions sum in an order that depends on it.
+        return torch.einsum("hrij,rc->hcij", weight, self.matrix).contiguous()
 
 
 def stretches(channels: int, inputs: int = 3) -> Tensor:

@@ -78,10 +78,19 @@ class QuantAttention(Attention):
     ) -> tuple[Tensor, Tensor]:
         """Calibration: floats all the way, the sites look on."""
         q, k, v = self.q(query), self.k(key), self.v(value)
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        k, v = _as_in_transformers(k, groups), _as_in_transformers(v, groups)
         p = self.p(masked_softmax(torch.matmul(q, k.transpose(2, 3)) * scaling, mask))
         return self.o(torch.matmul(p, v).transpose(1, 2).contiguous()), p
+
+
+def _as_in_transformers(x: Tensor, groups: int) -> Tensor:
+    """Keys or values for every head of a group, laid out as transformers does: float products may sum in an order that
+    depends on it, and then calibration would not quite see the numbers of the float model.
+    """
+    if groups == 1:
+        return x
+    batch, heads, tokens, width = x.shape
+    return x[:, :, None].expand(batch, heads, groups, tokens, width).reshape(batch, heads * groups, tokens, width)
 
 
 def _repeat(kv: Learned, groups: int) -> Learned:

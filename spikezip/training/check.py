@@ -4,6 +4,8 @@ import copy
 import warnings
 from typing import Any
 
+from transformers import AutoConfig
+
 from spikezip.data.reduction import add_reduction
 from spikezip.errors import ConfigError
 from spikezip.quant.model import QuantizedModel
@@ -51,11 +53,24 @@ def _check_stage(work: Work, name: str, settings: TrainStage, model: Any, can_te
         raise ConfigError(f"{name}.distill.teacher: no stage {teacher} comes before {name} in this recipe")
     if teacher in FLOATS and isinstance(model, QuantizedModel):
         raise ConfigError(f"{name}.distill.teacher: the network is quantized already, so no stage {teacher} is run")
+    if teacher not in (None, "previous", *FLOATS):
+        _find_teacher(name, teacher)
     if teacher == "previous" and not can_teach:
         raise ConfigError(
             f"{name}.distill: the network before this stage cannot teach, its head is not trained on these classes "
             f"(or it is quantized already). Add a stage before it, name a teacher, or set {name}.distill=null"
         )
+
+
+def _find_teacher(name: str, named: str | None) -> None:
+    """Refuse a teacher that is not there; whether it fits the data is seen when it is loaded."""
+    try:
+        AutoConfig.from_pretrained(named)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{name}.distill.teacher: {named} has no readable config: {str(error).splitlines()[0]}; "
+            f"--set {name}.distill.teacher=FOLDER names the folder of a trained network"
+        ) from error
 
 
 def _try_quantizing(work: Work, model: Any) -> None:

@@ -248,6 +248,9 @@ def sizes(recipe: Any) -> dict[str, Any]:
         found["data.options.size"] = SIZE
     if recipe.model.type == "swin":
         found |= {"model.config.embed_dim": 16, "model.config.depths": [2, 1, 1], "model.config.num_heads": [2, 4, 4]}
+    elif recipe.model.type == "regnet":
+        small = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "groups_width": 8}
+        found |= {f"model.config.{key}": value for key, value in small.items()}
     elif recipe.model.type is not None:
         small = {"image_size": SIZE, "patch_size": 8, **TINY}
         found |= {f"model.config.{key}": value for key, value in small.items()}
@@ -266,4 +269,6 @@ def sizes(recipe: Any) -> dict[str, Any]:
             found[f"stages.{name}.micro_batch_size"] = batch // 2  # accumulated, as on fewer GPUs than the paper's
     if recipe.data.name == "imagenet":
         found["data.options.image_size"] = SIZE  # pictures are cut to it when they are decoded
+    if recipe.stages.quantize is None:  # a teacher
+        return found
     return found | {"stages.quantize.batches": 1, "stages.quantize.batch_size": 8, "stages.verify.samples": 4}

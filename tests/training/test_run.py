@@ -260,6 +260,10 @@ def test_validation_and_test_are_told_apart(tmp_path: Path, workers: int) -> Non
         ({"quantize": {"embedding_bits": 8}}, "embedding_bits"),
         ({"quantize": True, "qat": toys.stage(batch_size=512)}, "qat: batch_size 512 is more than the 64 training"),
         ({"quantize": True, "qat": toys.stage(compile=True)}, "compilers reorder sums"),
+        (
+            {"quantize": True, "qat": toys.stage(distill={"teacher": "runs/no/model"})},
+            r"qat\.distill\.teacher: runs/no/model has no readable config: .*--set qat\.distill\.teacher=FOLDER",
+        ),
         ({"convert": True}, "need a quantized network"),
     ],
 )

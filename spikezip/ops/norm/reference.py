@@ -34,4 +34,7 @@ def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     variance = (q * q).sum(dim=-1, keepdim=True).double() * share - mean * mean
     unit = 2.0**-shift
     spread = variance.clamp(min=0.0) * unit * unit + eps
-    return (mean * unit).to(x.dtype), 1 / spread.to(x.dtype).sqrt()
+    # On some CPUs torch's root of a float32 is off by one in the last place. That of a float64, off or not, rounds to
+    # the right float32: no root of a float32 lies within a few float64 of the middle between two.
+    root = spread.to(x.dtype).double().sqrt().to(x.dtype)
+    return (mean * unit).to(x.dtype), 1 / root
