@@ -4,11 +4,16 @@ The folded engine lays time into the batch, so that a number lies elsewhere than
 loops of the CPU treat remainders, single numbers and strided rows by other code; the results must not show it.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, NewGELUActivation
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from spikezip.ops.norm import layer_norm
+from spikezip.ops.softmax import softmax
 from spikezip.spiking import Differential
 from spikezip.spiking.differential import PLACE_INDEPENDENT
 
@@ -100,3 +105,23 @@ def test_precision_is_given_back(operator: Differential) -> None:
     result = operator(x)
     assert result.dtype == x.dtype
     assert torch.allclose(result, operator.function(x), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 9, 17, 64, 65, 197, 257, 384])
+@pytest.mark.parametrize("kind", ["softmax", "LayerNorm", "RMSNorm"])
+def test_rows(kind: str, width: int) -> None:
+    """Functions of whole rows: a row gives the same bits alone, among few and among many, in place or copied."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=generator) * 3 for shape in [(1500, width), (width,), (width,)])
+    scaled = LlamaRMSNorm(width)
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "softmax": softmax,
+        "LayerNorm": lambda rows: layer_norm(rows, weight, bias, 1e-6),
+        "RMSNorm": scaled,
+    }
+    function = functions[kind]
+    with torch.no_grad():
+        whole = function(x)
+        for start, stop in [(0, 1), (1, 2), (5, 8), (13, 29), (100, 177), (1, 400), (37, 1499)]:
+            for rows in (x[start:stop], x[start:stop].clone(), x[start:stop].view(1, stop - start, width)):
+                assert torch.equal(function(rows).view(-1, width), whole[start:stop]), (start, stop)
