@@ -128,6 +128,25 @@ def test_fast_linear_on_processors_without_wide_int8_units() -> None:
     assert done.stdout.strip() == str([32 * 127 * 127.0])
 
 
+@pytest.mark.parametrize("faster", [True, False])
+def test_int8_products_are_taken_where_they_are_faster(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries without int8 units go through the products one by one: exact, and many times slower than floats."""
+    taken, product = [], torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: taken.append(len(a)) or product(a, b))
+    monkeypatch.setattr(fast, "_int8_products_are_faster", lambda: faster)
+    fast.int8_products_pay.cache_clear()
+    try:
+        expected = faster and fast._int8_products_are_exact()
+        assert fast.int8_products_pay() == expected
+        taken.clear()
+        codes, weight = integers(-127, 127, 70, 32), integers(-127, 127, 3, 32, seed=1)
+        found = fast.linear(codes, weight.to(torch.int8), torch.float32, 127)
+        assert torch.equal(found.long(), codes.long() @ weight.long().t())
+        assert bool(taken) == expected
+    finally:
+        fast.int8_products_pay.cache_clear()
+
+
 def test_fast_matmul_equals_reference() -> None:
     a, b = integers(-128, 127, 2, 3, 9, 13), integers(0, 255, 2, 3, 13, 5, seed=1)
     exact = a.long() @ b.long()

@@ -20,7 +20,7 @@ pytestmark = compiled
 @pytest.fixture(autouse=True)
 def _int8_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 16 levels two products of int8 fit into 16 bits, so that they are exact on every CPU."""
-    monkeypatch.setattr(grid, "int8_products_are_exact", lambda: True)
+    monkeypatch.setattr(grid, "int8_products_pay", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
 

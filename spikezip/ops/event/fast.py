@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from spikezip.ops.event.layer import Events
-from spikezip.ops.grid.fast import int8_products_are_exact
+from spikezip.ops.grid.fast import int8_products_pay
 
 # The share of inputs up to which events are cheaper than a dense product. Measured with 65 and 197 rows, 256 and 768
 # columns: an event costs 0.04 to 0.06 ns per column, a dense product 0.0014 to 0.004 ns per input and column on int8
@@ -28,7 +28,7 @@ def share_of_linear() -> float:
         >>> 0 < share_of_linear() < 1
         True
     """
-    return SHARE_ON_INT8_UNITS if int8_products_are_exact() else SHARE_ON_FLOAT_UNITS
+    return SHARE_ON_INT8_UNITS if int8_products_pay() else SHARE_ON_FLOAT_UNITS
 
 
 def share_of_matmul() -> float:

@@ -1,6 +1,7 @@
 """Integer products on the units that machines have. Each function equals its reference, or hands over to it."""
 
 import functools
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -19,13 +20,19 @@ _MIN_INT8_ROWS = 64
 
 
 @cache
-def int8_products_are_exact() -> bool:
-    """Whether int8 products on this CPU are integers: without VNNI pairs of them are added in saturating 16 bits.
+def int8_products_pay() -> bool:
+    """Whether int8 products on this CPU are exact, and faster than float ones: asked once, in a few milliseconds.
+
+    Without VNNI, pairs of products are added in saturating 16 bits, or else libraries go through them one by one.
 
     Example:
-        >>> int8_products_are_exact() in (True, False)
+        >>> int8_products_pay() in (True, False)
         True
     """
+    return _int8_products_are_exact() and _int8_products_are_faster()
+
+
+def _int8_products_are_exact() -> bool:
     largest = torch.full((_MIN_INT8_ROWS, 64), 127, dtype=torch.int8)
     mixed = torch.tensor([127, -127], dtype=torch.int8).repeat(_MIN_INT8_ROWS, 32)
     return all(
@@ -33,6 +40,22 @@ def int8_products_are_exact() -> bool:
         for a in (largest, mixed)
         for b in (largest, mixed, -largest)
     )
+
+
+def _int8_products_are_faster() -> bool:
+    codes, weight = torch.ones(256, 256, dtype=torch.int8), torch.ones(256, 256, dtype=torch.int8)
+    fastest = {}
+    for name, product in {
+        "int8": torch._int_mm,
+        "float": lambda a, b: reference.linear(a, b.t(), torch.float32),
+    }.items():
+        seconds = []
+        for _ in range(4):  # the first one warms up
+            started = time.perf_counter()
+            product(codes, weight.t())
+            seconds.append(time.perf_counter() - started)
+        fastest[name] = min(seconds)
+    return fastest["int8"] < fastest["float"]
 
 
 def weight_grid(weight: Tensor, bits: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
@@ -81,7 +104,7 @@ def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int)
         rows = codes.reshape(-1, codes.shape[-1])
         # Of a single column torch's kernel on the CPU makes nothing, and does not say so.
         fits = largest_code <= 127 and rows.shape[1] > 1 and rows.shape[1] * 128 * largest_code < 2**31
-        if codes.device.type == "cpu" and fits and rows.shape[0] >= _MIN_INT8_ROWS and int8_products_are_exact():
+        if codes.device.type == "cpu" and fits and rows.shape[0] >= _MIN_INT8_ROWS and int8_products_pay():
             total = torch._int_mm(rows.to(torch.int8), weight.t())
             if codes.dtype != torch.int8 or dtype != torch.float32:
                 total = total.to(dtype)
