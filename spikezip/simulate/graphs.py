@@ -24,7 +24,7 @@ _SEEN = 256  # shapes of batches that are remembered
 _ALIGNED = 256  # bytes at which a tracer begins
 _SPARE = 1.5  # times what a chunk took when it ran plainly: a graph's memory is a pool of its own, with gaps of its own
 # The share of sites and samples that fire nothing from which on kernels look for them: a guess. Where next to none
-# rests, they were 8 % slower; where most do, 8 to 16 % faster (`benchmarks/resting.py`).
+# rests, they were 6 to 12 % slower; where most do, 4 to 16 % faster (`benchmarks/resting.py`).
 RESTS = 0.3
 # Of the largest layer and step, with all that lives beside it: a guess on the safe side.
 BYTES_PER_ACTIVATION = 24

@@ -29,13 +29,13 @@ def test_a_recorded_step_computes_what_the_trainer_computes(
         "qat": toys.stage(epochs=1, distill={}, **settings),
     }
     recipe = {"name": "t", "stages": stages}
-    plain = train(model, recipe, data=data, output=tmp_path / "plain", cpu=True, **tokens).qann.state_dict()
+    plain = train(model, recipe, data=data, output=tmp_path / "plain", **tokens).qann.state_dict()
     calls = []
     whole = StageTrainer._whole_loss
     monkeypatch.setattr(graphs, "MOST", 0)  # nothing is recorded, what would be is run
     monkeypatch.setattr(StageTrainer, "uses_graphs", lambda self, model: True)
     monkeypatch.setattr(StageTrainer, "_whole_loss", lambda self, inputs: calls.append(1) or whole(self, inputs))
     model, data, settings = make()
-    found = train(model, recipe, data=data, output=tmp_path / "graphs", cpu=True, **tokens).qann.state_dict()
+    found = train(model, recipe, data=data, output=tmp_path / "graphs", **tokens).qann.state_dict()
     assert calls
     assert all(torch.equal(found[name], value) for name, value in plain.items())
