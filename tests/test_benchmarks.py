@@ -214,6 +214,31 @@ def test_growth_changes_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert growth.line("base", 4, None, None).endswith("WRONG spikes")
 
 
+def test_latency_is_that_of_runs_with_the_right_spikes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latency = load("latency")
+    small = ["--shapes", "vit-nano", "bert-nano", "--image", "32", "--tokens", "6", "--steps", "4", "--repeats", "1"]
+    assert latency.main(small) == 0
+    assert capsys.readouterr().out.count(" ms") == 8
+    monkeypatch.setitem(ENGINES, "folded", OneSpikeMore)
+    assert latency.main(small) == 1
+    assert capsys.readouterr().out.count("WRONG spikes") == 4
+    for odd in (["--shapes", "vit-huge"], ["--network", "somewhere"]):
+        with pytest.raises(SystemExit):
+            latency.parse(odd)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="about the memory of a GPU")
+def test_runs_under_a_cap_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = load("memory")
+    small = ["--size", "nano", "--image", "32", "--steps", "4", "--batch", "2", "--caps", "1"]
+    assert memory.main(small) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setattr(memory, "same", lambda a, b: False)
+    assert memory.main(small) == 1
+
+
 def test_resting_compares_both_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     resting = load("resting")
     monkeypatch.setattr(resting.graphs, "RESTS", resting.graphs.RESTS)  # put back afterwards

@@ -30,6 +30,7 @@ class GraphedStep:
 
     def __init__(self, model: nn.Module, loss: Callable[[dict[str, Tensor]], Tensor]) -> None:
         self.loss = loss
+        self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.graphs: dict[Any, tuple[Any, dict[str, Tensor], Tensor, list[Tensor | None]]] = {}
         self.pool: Any = None
@@ -62,7 +63,8 @@ class GraphedStep:
         held = {name: tensor.clone() for name, tensor in inputs.items()}
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
-        graph, loss = _recorded(lambda: self._run(held), self.pool)
+        with without_a_trace(self.model):
+            graph, loss = _recorded(lambda: self._run(held), self.pool)
         return graph, held, loss, [parameter.grad for parameter in self.parameters]
 
 
@@ -84,7 +86,8 @@ class GraphedFunction:
             if len(self.graphs) >= MOST:
                 return self.function(**inputs)
             held = {name: tensor.clone() for name, tensor in inputs.items()}
-            graph, results = _recorded(lambda: self.function(**held), None)
+            with without_a_trace():
+                graph, results = _recorded(lambda: self.function(**held), None)
             self.graphs[key] = graph, held, results
         graph, held, results = self.graphs[key]
         for name, tensor in inputs.items():
@@ -95,6 +98,31 @@ class GraphedFunction:
 
 def _shapes(inputs: dict[str, Tensor]) -> Any:
     return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
+
+
+@contextmanager
+def without_a_trace(model: nn.Module | None = None) -> Iterator[None]:
+    """What runs inside the block draws no random number from what follows, and leaves the model's buffers as they were.
+
+    The runs before a recording are no steps of a training: with them, dropout and augmentation would go on with other
+    numbers than without a graph, a resumed training with others than one that was not stopped, and running means (as
+    those of a batch normalisation) would count the first batch four times.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(2)
+        >>> _ = torch.manual_seed(0)
+        >>> first = torch.rand(1)
+        >>> _ = torch.manual_seed(0)
+        >>> with without_a_trace(norm):
+        ...     _ = norm(torch.rand(4, 2))
+        >>> torch.equal(torch.rand(1), first), norm.running_mean.tolist()
+        (True, [0.0, 0.0])
+    """
+    kept = [] if model is None else [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        yield
+    for buffer, before in kept:
+        buffer.copy_(before)
 
 
 def _recorded(run: Callable[[], Any], pool: Any) -> tuple[Any, Any]:
