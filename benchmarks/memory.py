@@ -11,14 +11,17 @@ import argparse
 import sys
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 from networks import SIZES, build
 from resting import same
+from torch import Tensor
 
 import spikezip
 from spikezip.simulate import graphs
+from spikezip.simulate.run import Run
 
 RUNS = 3
 GIB = 2**30
@@ -43,6 +46,18 @@ def run(args: argparse.Namespace, snn: Any, batch: Any, cap: float | None) -> tu
     return seconds, found, [str(warning.message) for warning in seen]
 
 
+def on_cpu(run: Run) -> Run:
+    def moved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {site: tensor.cpu() for site, tensor in tensors.items()}
+
+    return replace(
+        run,
+        logits_per_step=run.logits_per_step.cpu(),
+        spike_counts=moved(run.spike_counts),
+        tracers=moved(run.tracers),
+    )
+
+
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--caps", type=float, nargs="+", default=[8, 6, 5, 4, 3.5, 3, 2.5, 2], help="in GiB")
@@ -62,6 +77,7 @@ def main(words: list[str] | None = None) -> int:
     args = parse(words)
     snn, batch, _ = build(args)
     free, expected, said = run(args, snn, batch, None)
+    expected = on_cpu(expected)  # a cap is for what is compared with it, not for it
     print(f"{'no cap':>8}: {1e3 * free:6.0f} ms; {'; '.join(said) or 'nothing was said'}")
     wrong = False
     for cap in args.caps:
@@ -70,7 +86,7 @@ def main(words: list[str] | None = None) -> int:
         except torch.OutOfMemoryError:
             print(f"{cap:4} GiB: out of memory", flush=True)
             continue
-        differs = not same(expected, found)
+        differs = not same(expected, on_cpu(found))
         wrong |= differs
         verdict = "WRONG spikes" if differs else f"{1e3 * seconds:6.0f} ms"
         print(f"{cap:4} GiB: {verdict}; {'; '.join(said) or 'nothing was said'}", flush=True)
