@@ -30,10 +30,10 @@ class Augment:
     """
 
     def __init__(self, settings: Augmentation, classes: int) -> None:
-        for name in ("crop_padding", "erase", "mixup", "cutmix", "shift", "rotate", "drop"):
+        for name in ("crop_padding", "erase", "mixup", "cutmix", "mixed", "shift", "rotate", "drop"):
             if getattr(settings, name) < 0:
                 raise ConfigError(f"augmentation: {name} is {getattr(settings, name)}; it is 0 (off) or more")
-        for name in ("erase", "drop"):
+        for name in ("erase", "drop", "mixed"):
             if getattr(settings, name) > 1:
                 raise ConfigError(f"augmentation: {name} is {getattr(settings, name)}; a probability is at most 1")
         self.settings, self.classes = settings, classes
@@ -56,7 +56,7 @@ class Augment:
         if settings.erase:
             pixels = erase(_floats(pixels), settings.erase)
         if settings.mixup or settings.cutmix:
-            return mix(_floats(pixels), labels, self.classes, settings.mixup, settings.cutmix)
+            return mix(_floats(pixels), labels, self.classes, settings.mixup, settings.cutmix, settings.mixed)
         return pixels, labels
 
 
@@ -131,12 +131,15 @@ def erase(pixels: Tensor, probability: float) -> Tensor:
     return torch.where(box, torch.rand_like(pixels), pixels)
 
 
-def mix(pixels: Tensor, labels: Tensor, classes: int, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
+def mix(
+    pixels: Tensor, labels: Tensor, classes: int, mixup: float, cutmix: float, mixed: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Each sample keeps a share λ of itself and takes the rest from another sample of the batch; so does its label.
 
     Mixup (Zhang et al. 2017) adds the two images; cutmix (Yun et al. 2019) pastes a rectangle. λ comes from
     Beta(alpha, alpha), for each sample its own. Both are one formula, `mask · own + (1 − mask) · other`, with a mask
-    that is λ everywhere, or 0 in the rectangle and 1 outside: so the batch's choice of one can stay on the device.
+    that is λ everywhere, or 0 in the rectangle and 1 outside: so the batch's choice of one can stay on the device. With
+    `mixed` below 1, a sample stays as it is with the probability that is left.
 
     Example:
         >>> _, shares = mix(torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]), 4, mixup=1.0, cutmix=0.0)
@@ -154,6 +157,9 @@ def mix(pixels: Tensor, labels: Tensor, classes: int, mixup: float, cutmix: floa
             mask, kept = torch.where(cut, outside, mask), torch.where(cut, kept_outside, kept)
         else:
             mask, kept = outside, kept_outside
+    if mixed < 1:
+        alone = torch.rand(len(pixels), device=pixels.device) >= mixed
+        mask, kept = mask.masked_fill(alone[:, None, None, None], 1), kept.masked_fill(alone, 1)
     shares = F.one_hot(labels, classes).to(torch.float32)
     kept = kept[:, None]
     return mask * pixels + (1 - mask) * pixels[other], kept * shares + (1 - kept) * shares[other]

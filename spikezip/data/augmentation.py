@@ -33,6 +33,7 @@ class Augmentation:
         erase: probability that a random rectangle is erased.
         mixup, cutmix: alpha of the Beta distribution that mixes two samples; 0 is off. With both on, each batch
             takes one of them, half and half.
+        mixed: with one of them on, the probability that a sample is mixed at all.
         shift, rotate, drop: for frames of events: move by up to so many pixels; turn by up to so many degrees; drop
             each bin of time with this probability.
 
@@ -47,6 +48,7 @@ class Augmentation:
     erase: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+    mixed: float = 1.0
     shift: int = 0
     rotate: float = 0.0
     drop: float = 0.0

@@ -108,7 +108,7 @@ class TrainStage(Settings):
         self.within("weight_decay", "warmup_epochs", "clip", "evaluate_every", "scale_learning_rate", least=0)
         self.within("label_smoothing", "drop_path", "dropout", "betas", "augmentation.drop", least=0, below=1)
         self.within("layer_decay", above=0, most=1)
-        self.within("augmentation.erase", least=0, most=1)
+        self.within("augmentation.erase", "augmentation.mixed", least=0, most=1)
         self.within("augmentation.randaugment.magnitude", least=0, most=10)
         self.within("augmentation.rotate", least=0, most=180)
         for name in ("crop_padding", "mixup", "cutmix", "shift", "randaugment.std"):

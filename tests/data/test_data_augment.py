@@ -31,6 +31,7 @@ SINGLE = [
     Augmentation(mixup=0.8),
     Augmentation(cutmix=1.0),
     Augmentation(mixup=0.8, cutmix=1.0),
+    Augmentation(mixup=0.8, cutmix=1.0, mixed=0.5),
     Augmentation(shift=3),
     Augmentation(rotate=20.0),
 ]
@@ -165,6 +166,23 @@ def test_cutmix_pastes_a_rectangle_as_large_as_the_label_says() -> None:
         pasted = mixed[i, i] == 0
         assert torch.equal(pasted, pasted.any(1)[:, None] & pasted.any(0))
     assert len(set(shares.diagonal().tolist())) > 10
+
+
+@pytest.mark.parametrize("alphas", [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_samples_that_are_not_mixed_stay_as_they_are(alphas: tuple[float, float]) -> None:
+    pixels, labels = torch.rand(400, 3, 8, 8), torch.arange(400) % 10
+    varied, shares = ops.mix(pixels, labels, 10, *alphas, mixed=0.25)
+    alone = (varied == pixels).flatten(1).all(1)
+    assert 260 < int(alone.sum()) < 345  # 300 ± 8.7, and a few that were mixed with themselves or hardly at all
+    assert torch.equal(shares[alone].amax(1), torch.ones(int(alone.sum())))
+    assert torch.equal(shares[alone].argmax(1), labels[alone])
+    torch.manual_seed(1)
+    all_mixed = ops.mix(pixels, labels, 10, *alphas)
+    torch.manual_seed(1)
+    assert all(
+        torch.equal(a, b) for a, b in zip(all_mixed, ops.mix(pixels, labels, 10, *alphas, mixed=1.0), strict=True)
+    )
+    assert torch.equal(ops.mix(pixels, labels, 10, *alphas, mixed=0.0)[0], pixels)
 
 
 def test_both_take_turns_by_batches() -> None:
