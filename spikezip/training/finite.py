@@ -13,6 +13,8 @@ from spikezip.quant.synapse import QuantSynapse
 from spikezip.training.sharded import gathered, local, plain_name
 from spikezip.training.together import any_process, first_said
 
+STEEP = 1e-8  # of variance: at a LayerNorm below it, a gradient grows by more than ten thousand
+
 
 class DivergedError(SpikezipError):
     """Training produced values that are not finite."""
@@ -77,11 +79,14 @@ def find_cause(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> str:
         return f"the parameter {first} holds values that are not finite"
     forward: list[str] = []
     backward: list[str] = []
+    flat: list[str] = []
     handles = []
     for name, module in model.named_modules():
         label = f"site {module.name!r}" if isinstance(module, Site) else f"module {plain_name(name)!r}"
         if isinstance(module, (Site, QuantSynapse)) or not any(True for _ in module.children()):
             handles.append(module.register_forward_hook(_watch(label, forward, backward)))
+        if isinstance(module, nn.LayerNorm):
+            handles.append(module.register_forward_hook(_watch_flat(label, flat)))
     try:
         for compute in losses:
             with torch.enable_grad():
@@ -94,11 +99,14 @@ def find_cause(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> str:
                 loss.backward()
             first = first_said(backward[0] if backward else None)
             if first is not None:
-                return f"the gradient at {first} is the first, on the way back, that is not finite"
+                reason = first_said(flat[0] if flat else None) or ""
+                return f"the gradient at {first} is the first, on the way back, that is not finite{reason}"
         grads = {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
         if not bool(torch.isfinite(gathered(torch.nn.utils.get_total_norm(grads.values())))):
             name = max(grads, key=lambda name: float(gathered(grads[name].abs().max())))
-            return f"every value is finite, but the gradients are so large, that of {name} most, that their norm is not"
+            reason = first_said(flat[0] if flat else None) or ""
+            large = f"the gradients are so large, that of {name} most, that their norm is not"
+            return f"every value is finite, but {large}{reason}"
     finally:
         for handle in handles:
             handle.remove()
@@ -121,5 +129,23 @@ def _watch(label: str, forward: list[str], backward: list[str]) -> Any:
                     backward.append(label)
 
             output.register_hook(look)
+
+    return hook
+
+
+def _watch_flat(label: str, flat: list[str]) -> Any:
+    """Tokens whose values are all alike: all a LayerNorm divides by is the root of its epsilon."""
+
+    def hook(module: nn.LayerNorm, args: Any, output: Any) -> None:
+        rows = args[0].detach() if args and isinstance(args[0], Tensor) else None
+        if rows is None or module.eps >= STEEP:
+            return
+        count = int((rows.amax(-1) == rows.amin(-1)).sum())
+        if count:
+            grows = f"where gradients grow {module.eps**-0.5:.0e}-fold"
+            flat.append(
+                f". {count} tokens reach {label} with all their values alike, {grows}: all their codes are 0, or the "
+                "same. A float network that is trained further, smaller scales or a larger epsilon of that layer help"
+            )
 
     return hook

@@ -96,6 +96,18 @@ def test_gradients_whose_norm_overflows_are_not_clipped_to_nothing(tmp_path: Pat
     assert "every value is finite, but the gradients are so large, that of vit." in message
 
 
+def test_tokens_that_are_flat_before_a_norm_are_named(tmp_path: Path) -> None:
+    """All values of a token alike: their variance is 0, and each LayerNorm takes a gradient times a million."""
+    model = toys.vit(hidden_act="relu", num_hidden_layers=8)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "embeddings" in name or (name.endswith("bias") and "classifier" not in name):
+                value.zero_()
+    message = diverges(model, tmp_path)
+    assert "tokens reach module 'vit.layers.0.layernorm_before' with all their values alike" in message
+    assert "gradients grow 1e+06-fold" in message
+
+
 def test_a_loss_that_is_not_finite_is_told_from_a_network_that_is_not(tmp_path: Path) -> None:
     teacher = toys.vit(**RELU)
     spoil(teacher, "classifier.bias", float("nan"))
