@@ -46,6 +46,7 @@ from spikezip.measure.exits import Exits, simulate_until_confident
 from spikezip.simulate.drive import ENGINES
 from spikezip.simulate.run import Run
 
+IMPORTED = ["spikezip.measure.exits", "transformers.models.vit.modeling_vit"]  # what takes long, torch among it
 INSTALL = "pip install --no-deps spikingjelly==2.0.0; pip install loguru requests"
 
 
@@ -227,9 +228,16 @@ def _child(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) 
     pipe.close()
 
 
-def alone(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Call a function in a fresh process. Where the system kills it, that is for memory."""
-    context = multiprocessing.get_context("spawn")
+def alone(device: str, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Call a function in a fresh process. Where the system kills it, that is for memory.
+
+    On a CPU it comes from a server that has imported all that is needed, and has run nothing. A process that forks must
+    not have touched a GPU, and some import might: there each one starts anew.
+    """
+    served = not device.startswith("cuda") and "forkserver" in multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if served else "spawn")
+    if served:
+        context.set_forkserver_preload(IMPORTED)
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(there, function, arguments))
     process.start()
@@ -348,7 +356,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
-    checked = alone(check, args)
+    checked = alone(args.device, check, args)
     if checked.get("refused"):
         sys.exit(f"run.py: {checked['error'].removeprefix('failed: ')}")
     lines = rows(args)
@@ -357,7 +365,7 @@ def main() -> int:
         for row in lines:
             known = results.get(row.name) or refusal(row, checked)
             if known is None or "error" not in known:
-                result = alone(measure, args, row, checked.get("counts"))
+                result = alone(args.device, measure, args, row, checked.get("counts"))
                 if known is None or "error" in result or result["seconds"] < known["seconds"]:
                     known = result
             results[row.name] = known
