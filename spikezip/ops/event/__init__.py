@@ -3,12 +3,15 @@
 from spikezip.ops.event import reference
 from spikezip.ops.event.fast import add_linear, add_matmul, linear_into, share_of_linear, share_of_matmul
 from spikezip.ops.event.layer import Events, Fired, Layer, Source
+from spikezip.ops.event.walk import Walk, Walked
 
 __all__ = [
     "Events",
     "Fired",
     "Layer",
     "Source",
+    "Walk",
+    "Walked",
     "add_linear",
     "add_matmul",
     "linear_into",
