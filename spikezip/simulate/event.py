@@ -25,7 +25,7 @@ from spikezip.simulate.outputs import map_tensors, stack_outputs
 from spikezip.simulate.recorder import Recorder, tensors_of, watched_by
 from spikezip.simulate.source import source_of
 from spikezip.simulate.spike import SpikeEngine
-from spikezip.simulate.stride import stride_of
+from spikezip.simulate.stride import stride
 from spikezip.simulate.tape import Node, Seat, Tape
 from spikezip.spiking.unscaled import plain
 
@@ -172,8 +172,8 @@ class EventEngine(SpikeEngine):
             speaking[population.codes.data_ptr()] = population
             if population.wants_values and population.writes[1] not in read:
                 population.wants_values, population.writes = False, population.writes[:1]
+        stride(tape.groups, self.settings.batch)
         for group in tape.groups:
-            group.stride = stride_of(group, self.settings.batch)
             for node in group.nodes:
                 # Sums that events are added to, in place, may have no reader but neurons, which read them at once.
                 if isinstance(node, Product) and isinstance(group.head, Population) and group.stride is None:

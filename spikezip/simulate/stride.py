@@ -1,5 +1,10 @@
-"""Groups of a tape that go through all steps of an advance at once: a product with integer weights and its neurons."""
+"""Groups of a tape that go through all steps of an advance at once, on CPUs without int8 units.
 
+Products with integer weights take their neurons along, row by row (`ops/event/walk.py`). What lies between them is
+done for all steps in one call of each operator, as if these were further samples, and the neurons behind it follow.
+"""
+
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -8,60 +13,40 @@ import torch
 from torch import Tensor
 
 from spikezip.ops.event import Events, Walk, Walked, walk
-from spikezip.simulate.nodes import Linear, Population
+from spikezip.simulate.nodes import Linear, Matmul, Population
 from spikezip.simulate.source import VIEWS
 from spikezip.simulate.tape import Group, Node, Operator, Stride
 
 if TYPE_CHECKING:
     from spikezip.simulate.event import EventEngine
 
+_aten = torch.ops.aten
 
-class LinearStride(Stride):
-    """The sums stay as integers, and what changed in the inputs is added to them, whether few or many did."""
 
-    def __init__(self, product: Linear, population: Population, steps: Walk) -> None:
-        self.product, self.population, self.walk = product, population, steps
-        self.size = 4 * population.codes.numel()  # as many sums, in int32
+class NeuronStride(Stride):
+    """A group whose head is a layer of neurons."""
 
-    def fresh(self) -> bool:
-        return self.product.sums is None
+    def __init__(self, group: Group, population: Population) -> None:
+        self.group, self.population = group, population
 
-    def run(self, arriving: list[Any], clock: Callable[[int], None]) -> list[list[Any]]:
-        product, population = self.product, self.population
+    @abstractmethod
+    def walk(self, engine: "EventEngine", cells: list[Any], changed: list[bool], lines: Any, held: int) -> Walked:
+        """The first steps, as many as `changed` has."""
+
+    def run(
+        self, cells: list[Any], moving: list[int], lines: dict[int, list[Any]], steps: int, clock: Callable[[int], None]
+    ) -> list[list[Any]]:
+        population = self.population
         engine: EventEngine = population.seat.engine
-        sums, awake = product.sums, population.awake
-        if sums is None:
-            sums, arriving = self._begin(arriving)
-            product.sums, awake = sums, True
-        changed = [x is not None for x in arriving]
-        seen = [product.codes[0], *(x for x in arriving if x is not None)]
-        held = min(max(population.hold - engine.done, 0), len(changed))
+        changed = _changes(moving, lines, steps)
+        held = min(max(population.hold - engine.done, 0), steps)
         # Once inputs rest and neurons are free to fire, these walk over all their levels at most.
         last = max((step for step, one in enumerate(changed) if one), default=-1)
-        moving = min(len(changed), max(last + 1, held) + self.walk.levels)
-        walked = self.walk.go(
-            torch.stack(seen).view(len(seen), -1, product.weight.shape[1]),
-            changed[:moving],
-            sums,
-            population.codes,
-            held=held,
-            awake=awake,
-            wants_values=population.wants_values,
-            threads=engine.threads,
-        )
-        product.codes, population.awake = (seen[-1],), walked.behind
-        engine.counts[population.site.name][:moving] += walked.counts
-        lines = self._follow(engine, walked, clock)
-        return [line + line[-1:] * (len(changed) - moving) for line in lines]
-
-    def _begin(self, arriving: list[Any]) -> tuple[Tensor, list[Any]]:
-        """Sums of the first codes, or of none at all if these are spikes, and what is still to arrive."""
-        product, first = self.product, arriving[0]
-        if int(first.max()) <= 1 and int(first.min()) >= -1:
-            product.codes = (torch.zeros_like(first),)
-            return torch.zeros(*first.shape[:-1], len(product.weight), dtype=torch.int32), arriving
-        product.codes = (first,)
-        return product.dense(first).to(torch.int32), [None, *arriving[1:]]
+        some = min(steps, max(last + 1, held) + population.site.hi - population.site.lo)
+        walked = self.walk(engine, cells, changed[:some], {cell: lines[cell] for cell in moving}, held)
+        population.awake = walked.behind
+        engine.counts[population.site.name][:some] += walked.counts
+        return [line + line[-1:] * (steps - some) for line in self._follow(engine, walked, clock)]
 
     def _follow(self, engine: "EventEngine", walked: Walked, clock: Callable[[int], None]) -> list[list[Any]]:
         """Let the neurons be as they are after each step, and say so where they fired."""
@@ -97,9 +82,134 @@ class LinearStride(Stride):
         return Events(at, new[at].astype(np.int16) - old[at])
 
 
-def stride_of(group: Group, batch: int) -> LinearStride | None:
-    """How a group goes through all steps at once, if it can and that is worth it on this machine."""
-    if len(group.nodes) < 2 or not walk.walks_pay():
+class LinearStride(NeuronStride):
+    """The sums stay as integers, and what changed in the inputs is added to them, whether few or many did."""
+
+    def __init__(self, group: Group, product: Linear, population: Population, steps: Walk) -> None:
+        super().__init__(group, population)
+        self.product, self.steps = product, steps
+        self.size = 4 * population.codes.numel()  # as many sums, in int32
+
+    def walk(self, engine: "EventEngine", cells: list[Any], changed: list[bool], lines: Any, held: int) -> Walked:
+        product, population = self.product, self.population
+        sums, awake = product.sums, population.awake
+        arriving = self._arriving(cells, changed, lines, fresh=sums is None)
+        if sums is None:
+            sums, arriving = self._begin(arriving)
+            product.sums, awake = sums, True
+        seen = [product.codes[0], *(x for x in arriving if x is not None)]
+        product.codes = (seen[-1],)
+        return self.steps.go(
+            torch.stack(seen).view(len(seen), -1, product.weight.shape[1]),
+            [x is not None for x in arriving],
+            sums,
+            population.codes,
+            held=held,
+            awake=awake,
+            wants_values=population.wants_values,
+            threads=engine.threads,
+        )
+
+    def _arriving(self, cells: list[Any], changed: list[bool], lines: Any, fresh: bool) -> list[Any]:
+        """The codes that the product reads in each step; None where they are as they were."""
+        arriving = []
+        for step, different in enumerate(changed):
+            for cell, line in lines.items():
+                cells[cell] = line[step + 1]
+            different = different or (fresh and not step)
+            if different:
+                for node in self.group.nodes[:-2]:
+                    node.run(cells)
+            arriving.append(cells[self.product.reads[0]] if different else None)
+        return arriving
+
+    def _begin(self, arriving: list[Any]) -> tuple[Tensor, list[Any]]:
+        """Sums of the first codes, or of none at all if these are spikes, and what is still to arrive."""
+        product, first = self.product, arriving[0]
+        if int(first.max()) <= 1 and int(first.min()) >= -1:
+            product.codes = (torch.zeros_like(first),)
+            return torch.zeros(*first.shape[:-1], len(product.weight), dtype=torch.int32), arriving
+        product.codes = (first,)
+        return product.dense(first).to(torch.int32), [None, *arriving[1:]]
+
+
+class FoldedStride(NeuronStride):
+    """All nodes but the head are done once, for the inputs of all steps as one batch."""
+
+    def walk(self, engine: "EventEngine", cells: list[Any], changed: list[bool], lines: Any, held: int) -> Walked:
+        population = self.population
+        assert population.layer is not None
+        first = population.awake and not changed[0]
+        chosen = [step for step, one in enumerate(changed) if one or (first and not step)]
+        _fold(self.group, cells, lines, chosen)
+        for node in self.group.nodes[:-1]:
+            node.run(cells)
+        at = np.cumsum([step in chosen for step in range(len(changed))]) - 1
+        return population.layer.fire_steps(
+            cells[population.reads[0]].contiguous().view(len(chosen), -1),
+            at.tolist(),
+            population.codes,
+            engine.settings.batch,
+            held=held,
+            awake=population.awake,
+            wants_values=population.wants_values,
+        )
+
+
+class OperatorStride(Stride):
+    """Operators alone."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def run(
+        self, cells: list[Any], moving: list[int], lines: dict[int, list[Any]], steps: int, clock: Callable[[int], None]
+    ) -> list[list[Any]]:
+        before = [cells[cell] for cell in self.group.head.writes]
+        changed = _changes(moving, lines, steps)
+        chosen = [step for step, one in enumerate(changed) if one]
+        _fold(self.group, cells, {cell: lines[cell] for cell in moving}, chosen)
+        for node in self.group.nodes:
+            node.run(cells)
+        found = []
+        for cell, now in zip(self.group.head.writes, before, strict=True):
+            each, line = list(cells[cell].chunk(len(chosen))), []
+            each[-1] = each[-1].clone()  # what stays must not keep all steps
+            for one in changed:
+                now = each.pop(0) if one else now
+                line.append(now)
+            found.append(line)
+        return found
+
+
+def _changes(moving: list[int], lines: dict[int, list[Any]], steps: int) -> list[bool]:
+    """In which steps something that is read is new."""
+    return [any(lines[cell][step] is not lines[cell][step + 1] for cell in moving) for step in range(steps)]
+
+
+def _fold(group: Group, cells: list[Any], lines: Any, chosen: list[int]) -> None:
+    """Let the cells that a group reads hold these steps one after another."""
+    for cell in group.watched:
+        each = [lines[cell][step + 1] if cell in lines else cells[cell] for step in chosen]
+        cells[cell] = torch.cat(each) if len(each) > 1 else each[0]
+
+
+# --- which groups
+
+
+def stride(groups: list[Group], batch: int) -> None:
+    """Let groups go through all steps at once that can: if products do, what lies between them, too."""
+    if not walk.walks_pay():
+        return
+    for group in groups:
+        group.stride = _linear(group, batch)
+    if any(group.stride for group in groups):
+        for group in groups:
+            group.stride = group.stride or _folded(group)
+
+
+def _linear(group: Group, batch: int) -> Stride | None:
+    if len(group.nodes) < 2:
         return None
     *before, product, population = group.nodes
     if not isinstance(product, Linear) or not isinstance(population, Population) or product.sums is None:
@@ -115,8 +225,41 @@ def stride_of(group: Group, batch: int) -> LinearStride | None:
     rows = product.sums.numel() // outputs
     if rows * outputs * inputs < walk.LEAST or not Walk.suits(population.layer, product.weight, rows, batch):
         return None
-    return LinearStride(product, population, Walk(population.layer, product.weight, batch))
+    return LinearStride(group, product, population, Walk(population.layer, product.weight, batch))
 
 
 def _rearranges(node: Node) -> bool:
     return isinstance(node, Operator) and all(function in VIEWS for function, *_ in node.steps)
+
+
+def _folded(group: Group) -> Stride | None:
+    *before, head = group.nodes
+    if not all(_is_for_any_batch(node) for node in before):
+        return None
+    if isinstance(head, Population):
+        return FoldedStride(group, head) if before and head.layer is not None and not head.site.entry else None
+    return OperatorStride(group) if _is_for_any_batch(head) else None
+
+
+def _is_for_any_batch(node: Node) -> bool:
+    """Whether a node does to each sample the same, wherever it lies in a batch; ask before tensors are forgotten."""
+    if isinstance(node, Matmul):
+        return all(x.ndim > 2 for x in node.codes)
+    if not isinstance(node, Operator) or len(node.steps) > 1:
+        return False
+    ((function, args, _, places),) = node.steps
+    if any(within is not None for _, within, _ in places) or not isinstance(args[0], Tensor) or places[0][0] != 0:
+        return False
+    first = args[0]
+    if function is _aten.native_layer_norm.default:
+        return len(places) == 1 and first.ndim > len(args[1])
+    if function is _aten._softmax.default:
+        return args[1] % first.ndim != 0
+    if function is _aten.transpose.int:
+        return first.ndim > 0 and args[1] % first.ndim != 0 and args[2] % first.ndim != 0
+    if function in (_aten.add.Tensor, _aten.mul.Tensor):
+        other = args[1]
+        if len(places) > 1:
+            return first.ndim > 0 and other.shape == first.shape
+        return not isinstance(other, Tensor) or other.numel() == 1
+    return False

@@ -96,20 +96,15 @@ class Operator(Node):
 
 
 class Stride(ABC):
-    """The head of a group and the node before it, through many steps at once."""
+    """How the nodes of a group go through many steps at once."""
 
-    size: int  # bytes that it keeps between them
-
-    @abstractmethod
-    def fresh(self) -> bool:
-        """Whether it needs what arrives in the first step, changed or not."""
+    size = 0  # bytes that it keeps between them
 
     @abstractmethod
-    def run(self, arriving: list[Any], clock: Callable[[int], None]) -> list[list[Any]]:
-        """For each cell that the head writes what is in it after each step.
-
-        Given is what the node before the head reads in each step; None where it is as it was.
-        """
+    def run(
+        self, cells: list[Any], moving: list[int], lines: dict[int, list[Any]], steps: int, clock: Callable[[int], None]
+    ) -> list[list[Any]]:
+        """For each cell that the head writes what is in it after each step; `lines` as in `Tape.play`."""
 
 
 class Group:
@@ -120,7 +115,7 @@ class Group:
         self.passing: tuple[int, ...] = ()
         self.watched: tuple[int, ...] = ()
         self.last_to_read: tuple[int, ...] = ()
-        self.stride: Stride | None = None  # takes the last nodes through all steps at once, where that is possible
+        self.stride: Stride | None = None  # through all steps at once, where that is possible
 
     def close(self) -> None:
         self.nodes.reverse()
@@ -186,8 +181,12 @@ class Tape:
         cells, head = self.cells, group.head
         written: list[list[Any]] = [[cells[cell]] for cell in head.writes]
         if group.stride is not None:
-            arriving = self._arriving(group, group.stride.fresh(), moving, lines, steps)
-            for cell, line, further in zip(head.writes, written, group.stride.run(arriving, clock), strict=True):
+            found = group.stride.run(cells, moving, lines, steps, clock)
+            for cell in moving:
+                cells[cell] = lines[cell][-1]
+            for cell in group.passing:
+                cells[cell] = None
+            for cell, line, further in zip(head.writes, written, found, strict=True):
                 line += further
                 cells[cell] = line[-1]
             steps = 0  # that are left
@@ -208,24 +207,6 @@ class Tape:
         for cell, line in zip(head.writes, written, strict=True):
             if any(x is not line[0] for x in line):
                 lines[cell] = line
-
-    def _arriving(self, group: Group, fresh: bool, moving: list[int], lines: Any, steps: int) -> list[Any]:
-        """What the node before the head reads in each step, made by the nodes before it; None if it is as it was."""
-        cells, (*before, reader, _) = self.cells, group.nodes
-        arriving = []
-        for step in range(steps):
-            different = fresh and not step
-            for cell in moving:
-                line = lines[cell]
-                different = different or line[step] is not line[step + 1]
-                cells[cell] = line[step + 1]
-            if different:
-                for node in before:
-                    node.run(cells)
-            arriving.append(cells[reader.reads[0]] if different else None)
-        for cell in group.passing:
-            cells[cell] = None
-        return arriving
 
     def _output(self, lines: dict[int, list[Any]], step: int) -> Any:
         def now(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ and a step costs neither a call nor memory for its sums. This is for CPUs withou
 fired are added up faster than a dense product is made, even where most inputs fire.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spikezip.ops.compiled import share
 from spikezip.ops.event.fast import columns_of
-from spikezip.ops.event.layer import Layer
+from spikezip.ops.event.layer import Layer, Walked
 from spikezip.ops.grid import fast as grid
 from spikezip.ops.neuron.fast import not_a_number
 
@@ -34,15 +34,6 @@ def walks_pay() -> bool:
         True
     """
     return not grid.int8_products_pay()
-
-
-class Walked(NamedTuple):
-    """Steps of a layer: codes and values after each, spikes `[steps, samples]`, whether some are behind their codes."""
-
-    codes: Tensor
-    values: Tensor | None
-    counts: Any
-    behind: bool
 
 
 class Walk:
