@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spikezip.ops.compiled import share
 from spikezip.ops.event import Events, Walk, Walked, walk
 from spikezip.simulate.nodes import Linear, Matmul, Population
 from spikezip.simulate.source import VIEWS
@@ -141,19 +142,38 @@ class FoldedStride(NeuronStride):
         assert population.layer is not None
         first = population.awake and not changed[0]
         chosen = [step for step, one in enumerate(changed) if one or (first and not step)]
-        _fold(self.group, cells, lines, chosen)
-        for node in self.group.nodes[:-1]:
-            node.run(cells)
         at = np.cumsum([step in chosen for step in range(len(changed))]) - 1
         return population.layer.fire_steps(
-            cells[population.reads[0]].contiguous().view(len(chosen), -1),
+            self._sums(cells, lines, chosen, engine.threads),
             at.tolist(),
             population.codes,
             engine.settings.batch,
             held=held,
             awake=population.awake,
             wants_values=population.wants_values,
+            threads=engine.threads,
         )
+
+    def _sums(self, cells: list[Any], lines: Any, chosen: list[int], threads: int) -> Tensor:
+        """What the neurons read in these steps, `[steps, …]`: each thread does some of them."""
+        inference, found = torch.is_inference_mode_enabled(), {}
+        if torch.is_autocast_enabled("cpu"):  # what it does here, it would not do in other threads
+            threads = 1
+
+        def work(first: int, last: int) -> None:
+            own = cells.copy()
+            # Modes and numbers of threads are matters of a thread.
+            with torch.inference_mode() if inference else torch.no_grad():
+                if torch.get_num_threads() != 1 and threads != 1:
+                    torch.set_num_threads(1)
+                _fold(self.group, own, lines, chosen[first:last])
+                for node in self.group.nodes[:-1]:
+                    node.run(own)
+                found[first] = own[self.population.reads[0]].contiguous().view(last - first, -1)
+
+        share(work, len(chosen), len(chosen) * self.population.codes.numel(), threads)
+        parts = [found[first] for first in sorted(found)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class OperatorStride(Stride):
@@ -165,15 +185,15 @@ class OperatorStride(Stride):
     def run(
         self, cells: list[Any], moving: list[int], lines: dict[int, list[Any]], steps: int, clock: Callable[[int], None]
     ) -> list[list[Any]]:
-        before = [cells[cell] for cell in self.group.head.writes]
         changed = _changes(moving, lines, steps)
         chosen = [step for step, one in enumerate(changed) if one]
-        _fold(self.group, cells, {cell: lines[cell] for cell in moving}, chosen)
+        own = cells.copy()
+        _fold(self.group, own, {cell: lines[cell] for cell in moving}, chosen)
         for node in self.group.nodes:
-            node.run(cells)
+            node.run(own)
         found = []
-        for cell, now in zip(self.group.head.writes, before, strict=True):
-            each, line = list(cells[cell].chunk(len(chosen))), []
+        for cell in self.group.head.writes:
+            each, now, line = list(own[cell].chunk(len(chosen))), cells[cell], []
             each[-1] = each[-1].clone()  # what stays must not keep all steps
             for one in changed:
                 now = each.pop(0) if one else now

@@ -3,15 +3,17 @@
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from event_runs import assert_equal, compare, compiled, counted, engines_made, networks
 
 import spikezip
 from spikezip.execution import executing
-from spikezip.ops.event import Walk, walk
-from spikezip.simulate import nodes, shelf
+from spikezip.ops.event import Walk, layer, walk
+from spikezip.simulate import nodes, shelf, stride
 from spikezip.simulate.drive import start
 from spikezip.simulate.event import EventEngine
+from spikezip.simulate.stride import FoldedStride, LinearStride, OperatorStride
 
 pytestmark = compiled
 
@@ -29,18 +31,37 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[EventEngine]:
     return engines_made(monkeypatch)
 
 
-def strides(engine: EventEngine) -> int:
+def strides(engine: EventEngine) -> list[type]:
     assert engine.tape is not None
-    return sum(group.stride is not None for group in engine.tape.groups)
+    return [type(group.stride) for group in engine.tape.groups if group.stride is not None]
 
 
-@pytest.mark.parametrize("name", ["ViTForImageClassification", "SwinForImageClassification", "BertModel"])
+# One row per test: (levels, weight_bits, coding, stagger, chunk); models go round them.
+SETTINGS = [
+    (16, 8, "analog", 0, None),
+    (4, 16, "rate", 0.5, 5),
+    (256, 8, "analog", 0, 7),
+    (32, 16, "rate", 0.29, 1),
+    (16, None, "analog", 1, 6),
+]
+CASES = [(name, SETTINGS[i % len(SETTINGS)]) for i, name in enumerate(tiny_models.ALL)]
+CASES += [(name, SETTINGS[0]) for name in ("SwinForImageClassification", "BertModel")]
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES, ids=[f"{n}-{'-'.join(map(str, s))}" for n, s in CASES])
+def test_spikes_are_those_of_the_spike_engine(name: str, setting: tuple[Any, ...]) -> None:
+    levels, bits, coding, stagger, chunk = setting
+    snn, batch = networks(name, levels, bits)
+    for _ in range(2):  # again on a tape that was kept
+        compare(snn, batch, 20, coding=coding, stagger=stagger, chunk=chunk)
+
+
 @pytest.mark.parametrize("chunk", [1, 7, None])
-def test_spikes_are_those_of_the_spike_engine(name: str, chunk: int | None, engines: list[EventEngine]) -> None:
-    snn, batch = networks(name)
+def test_all_groups_of_a_vit(chunk: int | None, engines: list[EventEngine]) -> None:
+    snn, batch = networks("ViTForImageClassification")
     compare(snn, batch, 24, chunk=chunk)
-    assert strides(engines[-1]) >= 6
-    compare(snn, batch, 24, chunk=chunk)  # on a tape that was kept
+    kinds = strides(engines[-1])
+    assert all(kinds.count(kind) >= 3 for kind in (LinearStride, FoldedStride, OperatorStride))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +85,7 @@ def test_one_sample_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     snn, batch = networks("ViTForImageClassification")
     one = {name: values[:1] for name, values in batch.items()}
     expected = spikezip.simulate(snn, one, 30, "spike")
-    shared = counted(monkeypatch, walk, "share")
+    shared = [counted(monkeypatch, owner, "share") for owner in (walk, layer, stride)]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -72,8 +93,8 @@ def test_one_sample_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert shared
-    assert all(threads == 2 for *_, threads in shared)
+    assert all(shared)
+    assert all(threads == 2 for calls in shared for *_, threads in calls)
 
 
 def test_what_rests_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,4 +150,4 @@ def test_not_where_int8_units_are_faster(monkeypatch: pytest.MonkeyPatch, engine
     snn, batch = networks("ViTForImageClassification")
     shelf.forget()
     compare(snn, batch, 12)
-    assert strides(engines[-1]) == 0
+    assert not strides(engines[-1])
