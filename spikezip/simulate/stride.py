@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikezip.ops.compiled import share
 from spikezip.ops.event import Events, Walk, Walked, walk
 from spikezip.simulate.nodes import Linear, Matmul, Population
 from spikezip.simulate.source import VIEWS
@@ -143,37 +142,19 @@ class FoldedStride(NeuronStride):
         first = population.awake and not changed[0]
         chosen = [step for step, one in enumerate(changed) if one or (first and not step)]
         at = np.cumsum([step in chosen for step in range(len(changed))]) - 1
+        own = cells.copy()
+        _fold(self.group, own, lines, chosen)
+        for node in self.group.nodes[:-1]:
+            node.run(own)
         return population.layer.fire_steps(
-            self._sums(cells, lines, chosen, engine.threads),
+            own[population.reads[0]].contiguous().view(len(chosen), -1),
             at.tolist(),
             population.codes,
             engine.settings.batch,
             held=held,
             awake=population.awake,
             wants_values=population.wants_values,
-            threads=engine.threads,
         )
-
-    def _sums(self, cells: list[Any], lines: Any, chosen: list[int], threads: int) -> Tensor:
-        """What the neurons read in these steps, `[steps, …]`: each thread does some of them."""
-        inference, found = torch.is_inference_mode_enabled(), {}
-        if torch.is_autocast_enabled("cpu"):  # what it does here, it would not do in other threads
-            threads = 1
-
-        def work(first: int, last: int) -> None:
-            own = cells.copy()
-            # Modes and numbers of threads are matters of a thread.
-            with torch.inference_mode() if inference else torch.no_grad():
-                if torch.get_num_threads() != 1 and threads != 1:
-                    torch.set_num_threads(1)
-                _fold(self.group, own, lines, chosen[first:last])
-                for node in self.group.nodes[:-1]:
-                    node.run(own)
-                found[first] = own[self.population.reads[0]].contiguous().view(last - first, -1)
-
-        share(work, len(chosen), len(chosen) * self.population.codes.numel(), threads)
-        parts = [found[first] for first in sorted(found)]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class OperatorStride(Stride):

@@ -9,8 +9,8 @@ from event_runs import assert_equal, compare, compiled, counted, engines_made, n
 
 import spikezip
 from spikezip.execution import executing
-from spikezip.ops.event import Walk, layer, walk
-from spikezip.simulate import nodes, shelf, stride
+from spikezip.ops.event import Walk, walk
+from spikezip.simulate import nodes, shelf
 from spikezip.simulate.drive import start
 from spikezip.simulate.event import EventEngine
 from spikezip.simulate.stride import FoldedStride, LinearStride, OperatorStride
@@ -85,7 +85,7 @@ def test_one_sample_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     snn, batch = networks("ViTForImageClassification")
     one = {name: values[:1] for name, values in batch.items()}
     expected = spikezip.simulate(snn, one, 30, "spike")
-    shared = [counted(monkeypatch, owner, "share") for owner in (walk, layer, stride)]
+    shared = counted(monkeypatch, walk, "share")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -93,8 +93,8 @@ def test_one_sample_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert all(shared)
-    assert all(threads == 2 for calls in shared for *_, threads in calls)
+    assert shared
+    assert all(threads == 2 for *_, threads in shared)
 
 
 def test_what_rests_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,35 +78,32 @@ def fire(sums, starts, length, table, channels, lo, hi, most, limit, each, befor
 
 
 @jit
-def fire_steps(
-    sums, at, starts, length, table, channels, lo, hi, most, limit, held, awake, codes, values, counts, first, last
-):  # fmt: skip
-    """Steps of runs `first … last` by `fire`: 0 if none is behind then, else 1, or −1 if one was given no number.
+def fire_steps(sums, at, starts, length, table, channels, lo, hi, most, limit, held, awake, codes, values, counts):
+    """Steps of a layer by `fire`: whether neurons are behind after them, or −1 if one was given no number.
 
     In step t its sums are number `at[t]` of `sums` `[…, size]`, of which −1 says that it has been at rest so far. It is
     looked at if they are others than before, or some neuron is behind, or may be: if it is `awake`. In the first `held`
     steps nothing fires. `codes` `[1 + steps, neurons]` begin with the tracers before; there may be no room for `values`
-    `[steps, neurons]`; `counts` are `[steps, samples]`, and if there are several of these, so are all runs.
+    `[steps, neurons]`; `counts` are `[steps, samples]`.
     """
     neurons, flat = starts.size * length, sums.reshape(-1)
-    begin, end, own = first * length, last * length, starts[first:last]
     nowhere, nothing = np.empty(0, np.int64), np.empty(0, np.int16)
     size, late = sums.shape[1], awake
     for t in range(at.size):
-        here, there = t * neurons, (t + 1) * neurons
-        before, now = codes[here + begin : here + end], codes[there + begin : there + end]
-        some = values[here + begin : here + end] if values.size else values
+        before, now = codes[t * neurons : (t + 1) * neurons], codes[(t + 1) * neurons : (t + 2) * neurons]
+        some = values[t * neurons : (t + 1) * neurons] if values.size else values
         late |= at[t] >= 0 if t == 0 else at[t] != at[t - 1]
         if late and t >= held:
+            here = flat[at[t] * size : (at[t] + 1) * size]
             _, behind, found = fire(
-                flat[at[t] * size : (at[t] + 1) * size], own, length, table, channels, lo, hi, most, limit,
-                neurons // counts.shape[1], before, now, some, counts[t], nowhere, nothing,
+                here, starts, length, table, channels, lo, hi, most, limit, neurons // counts.shape[1], before, now,
+                some, counts[t], nowhere, nothing,
             )  # fmt: skip
             if found == -2:
                 return -1
             late = behind != 0
         else:  # values are made where something fires, and there only
-            for i in range(now.size):
+            for i in range(neurons):
                 now[i] = before[i]
     return 1 if late else 0
 

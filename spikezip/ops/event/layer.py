@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikezip.ops.compiled import share
 from spikezip.ops.neuron.fast import not_a_number
 from spikezip.ops.rounding.fast import has_inverse, tie_margin
 
@@ -169,35 +168,25 @@ class Layer:
         held: int = 0,
         awake: bool = True,
         wants_values: bool = False,
-        threads: int | None = None,
     ) -> Walked:
         """As many steps as `at` has, from the tracer `before`: sums of step t are number `at[t]` of `sums` `[…, size]`.
 
         Before the first sums it is −1, if the layer is at rest. In the first `held` steps nothing fires.
-        `threads` share the neurons of a single sample, by default as many as torch uses.
         """
         from spikezip.ops.event import compiled
 
         codes = torch.empty(1 + len(at), before.numel(), dtype=torch.int8)
         codes[0] = before.reshape(-1)
         values = torch.empty(len(at), before.numel()) if wants_values else None
-        given = (
+        counts = np.zeros((len(at), samples), np.int64)
+        late = compiled.fire_steps(
             sums.numpy(), np.array(at), self.starts, self.length, self.table, self.channels, *self.limits, held, awake,
-            codes.view(-1).numpy(), _NO_VALUES if values is None else values.view(-1).numpy(),
+            codes.view(-1).numpy(), _NO_VALUES if values is None else values.view(-1).numpy(), counts,
         )  # fmt: skip
-        counts: list[Any] = []
-        late: list[int] = []
-
-        def work(first: int, last: int) -> None:
-            own = np.zeros((len(at), samples), np.int64)
-            counts.append(own)
-            late.append(compiled.fire_steps(*given, own, first, last))
-
-        share(work, self.starts.size, len(at) * before.numel(), threads if samples == 1 else 1)
-        if min(late) < 0:
+        if late < 0:
             raise not_a_number()
         shape = (len(at), *before.shape)
-        return Walked(codes[1:].view(shape), None if values is None else values.view(shape), sum(counts), max(late) > 0)
+        return Walked(codes[1:].view(shape), None if values is None else values.view(shape), counts, late > 0)
 
 
 def _divisor(number: int, most: int) -> int:
