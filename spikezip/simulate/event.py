@@ -25,6 +25,7 @@ from spikezip.simulate.outputs import map_tensors, stack_outputs
 from spikezip.simulate.recorder import Recorder, tensors_of, watched_by
 from spikezip.simulate.source import source_of
 from spikezip.simulate.spike import SpikeEngine
+from spikezip.simulate.stride import stride
 from spikezip.simulate.tape import Node, Seat, Tape
 from spikezip.spiking.unscaled import plain
 
@@ -42,6 +43,7 @@ class EventEngine(SpikeEngine):
         self.driven: tuple[Any, dict[str, Any]] = None, {}  # the network, and its inputs
         self.sites: dict[str, SiteLike] = {}
         self.populations: dict[str, Population] = {}
+        self.threads = 1  # that compiled loops may use
         self.now, self.step = 0, 1  # the step in progress: within this advance, from 0, and in all, from 1
         self.counts: dict[str, Any] = {}  # site → spikes of this advance, [n, B]
         self.spikes: dict[str, Tensor] = {}  # site → the same neuron by neuron, [n, …], where somebody wants it
@@ -64,9 +66,20 @@ class EventEngine(SpikeEngine):
             self._take_up(network, inputs)
         while len(outputs) < steps:
             self.begin(1 if self.tape is None else steps - len(outputs))
-            outputs += [self._pass(network, inputs)] if self.tape is None else self.tape.play(self.steps, self.tell)
+            outputs += [self._pass(network, inputs)] if self.tape is None else self._play(self.tape)
             self.end()
         return outputs
+
+    def _play(self, tape: Tape) -> list[Any]:
+        self.threads = torch.get_num_threads()
+        if self.threads == 1 or not any(group.stride for group in tape.groups):
+            return tape.play(self.steps, self.tell)
+        # Threads of operators go on waiting for work for a while, on the very cores that compiled loops want.
+        torch.set_num_threads(1)
+        try:
+            return tape.play(self.steps, self.tell)
+        finally:
+            torch.set_num_threads(self.threads)
 
     def begin(self, steps: int) -> None:
         super().begin(steps)
@@ -159,10 +172,11 @@ class EventEngine(SpikeEngine):
             speaking[population.codes.data_ptr()] = population
             if population.wants_values and population.writes[1] not in read:
                 population.wants_values, population.writes = False, population.writes[:1]
+        stride(tape.groups, self.settings.batch)
         for group in tape.groups:
             for node in group.nodes:
                 # Sums that events are added to, in place, may have no reader but neurons, which read them at once.
-                if isinstance(node, Product) and isinstance(group.head, Population):
+                if isinstance(node, Product) and isinstance(group.head, Population) and group.stride is None:
                     node.listen(speaking)
         tape.forget()
 

@@ -162,5 +162,6 @@ def _size(tape: Tape) -> int:
                 held += [x for x in (node.codes, node.values) if x is not None]
             elif isinstance(node, Linear) and node.room is not None:
                 held.append(node.room)
+    sums = sum(group.stride.size for group in tape.groups if group.stride is not None)
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
-    return _OBJECTS + sum(storages.values())
+    return _OBJECTS + sums + sum(storages.values())

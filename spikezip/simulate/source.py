@@ -13,7 +13,7 @@ from spikezip.ops.event import Source
 from spikezip.simulate.recorder import Recorder
 
 _aten = torch.ops.aten
-_VIEWS = frozenset(
+VIEWS = frozenset(
     (
         _aten.view.default,
         _aten._unsafe_view.default,
@@ -46,7 +46,7 @@ class Way(NamedTuple):
         if function is _aten._to_copy.default:
             return self if given.dtype == torch.int32 and kwargs.get("dtype") == torch.float32 else None
         if self.factor is None and self.bias is None:
-            if function in _VIEWS:
+            if function in VIEWS:
                 return self._replace(views=((function, args[1:], kwargs), *self.views))
             if function is _aten.clone.default:
                 return self

@@ -95,6 +95,18 @@ class Operator(Node):
         return result
 
 
+class Stride(ABC):
+    """How the nodes of a group go through many steps at once."""
+
+    size = 0  # bytes that it keeps between them
+
+    @abstractmethod
+    def run(
+        self, cells: list[Any], moving: list[int], lines: dict[int, list[Any]], steps: int, clock: Callable[[int], None]
+    ) -> list[list[Any]]:
+        """For each cell that the head writes what is in it after each step; `lines` as in `Tape.play`."""
+
+
 class Group:
     """Nodes that work for the last of them, the head. Nobody else reads what they write, so that it is not kept."""
 
@@ -103,6 +115,7 @@ class Group:
         self.passing: tuple[int, ...] = ()
         self.watched: tuple[int, ...] = ()
         self.last_to_read: tuple[int, ...] = ()
+        self.stride: Stride | None = None  # through all steps at once, where that is possible
 
     def close(self) -> None:
         self.nodes.reverse()
@@ -167,6 +180,16 @@ class Tape:
     def _run(self, group: Group, moving: list[int], lines: Any, steps: int, clock: Callable[[int], None]) -> None:
         cells, head = self.cells, group.head
         written: list[list[Any]] = [[cells[cell]] for cell in head.writes]
+        if group.stride is not None:
+            found = group.stride.run(cells, moving, lines, steps, clock)
+            for cell in moving:
+                cells[cell] = lines[cell][-1]
+            for cell in group.passing:
+                cells[cell] = None
+            for cell, line, further in zip(head.writes, written, found, strict=True):
+                line += further
+                cells[cell] = line[-1]
+            steps = 0  # that are left
         for step in range(steps):
             different = head.restless()
             for cell in moving:

@@ -132,6 +132,39 @@ def check(layer: Layer, sums: Tensor, u: Tensor, before: Tensor, scale: Tensor, 
         assert fired.events.by.tolist() == spikes.flatten()[places].tolist()
 
 
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("held", [0, 3])
+@pytest.mark.parametrize("first", [0, -1])
+def test_steps_at_once(samples: int, held: int, first: int) -> None:
+    """As steps one by one. A layer may be at rest at the start, and until its sums change."""
+    scale, lo, hi = torch.tensor(0.37), -8, 7
+    u = near_ties((3, samples, 7, 24), scale, lo, hi)
+    at = [first, first, first + 1, first + 2, first + 2, first + 2]
+    layer = Layer(Source.plain(u[0]), scale, lo, hi, 1)
+    before = int8(lo, hi, samples, 7, 24)
+    found = layer.fire_steps(u.view(3, -1), at, before, samples, held=held, awake=first == 0, wants_values=True)
+    assert found.values is not None
+    codes, behind, last = before, first == 0, -1
+    for step, number in enumerate(at):
+        counts, behind, last = np.zeros(samples, np.int64), behind or number != last, number
+        if behind and step >= held:
+            fired = layer.fire(u[number], codes, counts, wants_values=True)
+            assert fired.values is not None
+            codes, behind = fired.codes, fired.behind
+            assert not fired.spikes or torch.equal(found.values[step], fired.values)
+        assert torch.equal(found.codes[step], codes)
+        assert found.counts[step].tolist() == counts.tolist()
+    assert found.behind == behind
+
+
+def test_no_code_for_no_number_in_some_step() -> None:
+    u = torch.zeros(2, 40)
+    u[1, 20] = torch.nan
+    layer = Layer(Source.plain(u[0]), torch.tensor(1.0), -8, 7, 1)
+    with pytest.raises(SpikezipError, match="not a number"):
+        layer.fire_steps(u, [0, 1], torch.zeros(40, dtype=torch.int8), samples=1)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
 def test_a_step_from_sums_of_a_product(with_bias: bool, dtype: torch.dtype) -> None:

@@ -2,13 +2,16 @@
 
 from spikezip.ops.event import reference
 from spikezip.ops.event.fast import add_linear, add_matmul, linear_into, share_of_linear, share_of_matmul
-from spikezip.ops.event.layer import Events, Fired, Layer, Source
+from spikezip.ops.event.layer import Events, Fired, Layer, Source, Walked
+from spikezip.ops.event.walk import Walk
 
 __all__ = [
     "Events",
     "Fired",
     "Layer",
     "Source",
+    "Walk",
+    "Walked",
     "add_linear",
     "add_matmul",
     "linear_into",

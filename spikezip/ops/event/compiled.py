@@ -78,6 +78,37 @@ def fire(sums, starts, length, table, channels, lo, hi, most, limit, each, befor
 
 
 @jit
+def fire_steps(sums, at, starts, length, table, channels, lo, hi, most, limit, held, awake, codes, values, counts):
+    """Steps of a layer by `fire`: whether neurons are behind after them, or −1 if one was given no number.
+
+    In step t its sums are number `at[t]` of `sums` `[…, size]`, of which −1 says that it has been at rest so far. It is
+    looked at if they are others than before, or some neuron is behind, or may be: if it is `awake`. In the first `held`
+    steps nothing fires. `codes` `[1 + steps, neurons]` begin with the tracers before; there may be no room for `values`
+    `[steps, neurons]`; `counts` are `[steps, samples]`.
+    """
+    neurons, flat = starts.size * length, sums.reshape(-1)
+    nowhere, nothing = np.empty(0, np.int64), np.empty(0, np.int16)
+    size, late = sums.shape[1], awake
+    for t in range(at.size):
+        before, now = codes[t * neurons : (t + 1) * neurons], codes[(t + 1) * neurons : (t + 2) * neurons]
+        some = values[t * neurons : (t + 1) * neurons] if values.size else values
+        late |= at[t] >= 0 if t == 0 else at[t] != at[t - 1]
+        if late and t >= held:
+            here = flat[at[t] * size : (at[t] + 1) * size]
+            _, behind, found = fire(
+                here, starts, length, table, channels, lo, hi, most, limit, neurons // counts.shape[1], before, now,
+                some, counts[t], nowhere, nothing,
+            )  # fmt: skip
+            if found == -2:
+                return -1
+            late = behind != 0
+        else:  # values are made where something fires, and there only
+            for i in range(neurons):
+                now[i] = before[i]
+    return 1 if late else 0
+
+
+@jit
 def add_columns(at, by, together, weight, sums):
     """`sums += spikes · weight`: each event adds its row of `weight` [in, out] to the sums `[rows, out]` of its row.
 
@@ -123,3 +154,130 @@ def add_right(at, by, flipped, a, sums):
         k, n = (last, first) if flipped else (first, last)
         for m in range(sums.shape[1]):
             sums[head, m, n] += by[event] * a[head, m, k]
+
+
+@jit
+def walk(
+    inputs, changed, columns, sums, places, samples, table, limits, held, awake, codes, values, counts, first, last
+):  # fmt: skip
+    """Rows `first … last` of a product and its neurons through all steps: 0 if none is behind its code then, else 1.
+
+    −1 if a neuron was given no number. Every row goes through all steps before the next one has its turn: its sums and
+    tracers stay in the first cache, the weights in the second.
+
+    In step t inputs change to the next ones of `inputs` `[…, rows, in]`, by 1 at most, if `changed[t]`. Each that did
+    adds its weights, a row of `columns` `[in, out]`, to the `sums` `[rows, out]`. Neurons that may fire, which are not
+    the first `held` steps, follow by the rule of `fire`, whose `table` this is. `awake`: some may be behind before.
+    Row r has its neurons in pieces of equal length at `places[r]` of `codes` `[1 + steps, neurons]`, which begin with
+    the tracers before, and belongs to sample `samples[r]` of the spikes in `counts` `[steps, samples]`. There may be
+    no room for `values`.
+    """
+    lo, hi, limit = limits
+    least, largest = lo - np.float32(0.25), hi + np.float32(0.25)  # beyond these there is nothing to decide
+    steps, (rows, outputs), width = counts.shape[0], sums.shape, columns.shape[0]
+    size, row_of_table, weights = _U(outputs), _U(table.shape[1]), columns.reshape(-1)
+    bias, inverse, scale = row_of_table, row_of_table + row_of_table, row_of_table + row_of_table + row_of_table
+    constants, totals, flat = table.reshape(-1), sums.reshape(-1), inputs.reshape(-1)
+    words = flat.view(np.uint64)  # of eight inputs each
+    neurons, pieces = rows * outputs, places.shape[1]
+    length = outputs // pieces
+    up, down = np.empty(width + 1, np.int32), np.empty(width + 1, np.int32)  # one more: it is written, and not kept
+    part, state, target = np.empty(outputs, np.int16), np.empty(outputs, np.int16), np.empty(outputs, np.int16)
+    late = 0
+    for r in range(first, last):
+        total, now, must = _U(r * outputs), r * width, awake
+        for piece in range(pieces):
+            for i in range(length):
+                state[piece * length + i] = codes[places[r, piece] + i]
+        for t in range(steps):
+            moved = False
+            if changed[t]:
+                before, now = now, now + rows * width
+                rising, falling = _changes(words, flat, _U(before), _U(now), _U(width), up, down)
+                moved = rising + falling > 0
+                done = 0
+                while done < max(rising, falling):
+                    for j in range(size):
+                        part[j] = 0
+                    _add_up(weights, down, done, min(falling, done + _TOGETHER), size, part)
+                    for j in range(size):
+                        part[j] = np.int16(-part[j])
+                    _add_up(weights, up, done, min(rising, done + _TOGETHER), size, part)
+                    for j in range(size):
+                        totals[total + j] += part[j]
+                    done += _TOGETHER
+            fired = np.int32(0)
+            if t < held:
+                must = True
+            elif moved or must:
+                ties = np.int32(0)
+                for j in range(size):
+                    u = np.float32(totals[total + j]) * constants[j] + constants[bias + j]
+                    quotient = u * constants[inverse + j]
+                    quotient = least if quotient < least else quotient
+                    quotient = largest if quotient > largest else quotient
+                    code = (quotient + _MAGIC) - _MAGIC
+                    ties |= np.int32(0) if abs(quotient - code) < limit else np.int32(1)
+                    target[j] = np.int16(np.int32(code))
+                if ties:  # near-ties, or a NaN: all of the row again, by the rule of the reference
+                    for j in range(size):
+                        u = np.float32(totals[total + j]) * constants[j] + constants[bias + j]
+                        exact = np.floor(np.float64(u) / np.float64(constants[scale + j]) + 0.5)
+                        if np.isnan(exact):
+                            return -1
+                        target[j] = np.int16(min(max(exact, np.float64(lo)), np.float64(hi)))
+                behind = np.int16(0)
+                for j in range(size):
+                    spike = min(max(np.int16(target[j] - state[j]), np.int16(-1)), np.int16(1))
+                    state[j] = np.int16(state[j] + spike)
+                    behind = np.int16(behind | np.int16(target[j] - state[j]))
+                    fired = np.int32(fired + np.int32(np.int16(abs(spike))))
+                must = behind != 0
+                counts[t, samples[r]] += fired
+            for piece in range(pieces):
+                place, channel = _U((t + 1) * neurons + places[r, piece]), _U(piece * length)
+                for i in range(_U(length)):
+                    codes[place + i] = np.int8(state[channel + i])
+                if values.size:
+                    place = _U(t * neurons + places[r, piece])
+                    for i in range(_U(length)):
+                        values[place + i] = np.float32(state[channel + i]) * constants[scale + channel + i]
+        late |= must
+    return late
+
+
+_TOGETHER = 124  # so many weights to be added, and as many to be taken away, fit into 16 bits: 124 · (127 + 128)
+
+
+@jit
+def _changes(words, flat, before, now, width, up, down):
+    """List the inputs that have risen and those that have fallen; returns how many of each."""
+    rising, falling = 0, 0
+    eight, older, newer = _U(8), before >> _U(3), now >> _U(3)
+    for word in range(width >> _U(3)):
+        if words[newer + word] != words[older + word]:
+            for i in range(word * eight, word * eight + eight):
+                x, was = flat[now + i], flat[before + i]
+                up[rising], down[falling] = i, i  # without a jump, which nobody could foretell
+                rising += np.int64(x > was)
+                falling += np.int64(x < was)
+    return rising, falling
+
+
+@jit
+def _add_up(weights, chosen, first, last, size, part):
+    """Add up rows of the weights, four at a time: the sums so far are fetched and put back only so often."""
+    event = first
+    while event + 4 <= last:
+        a, b = _U(chosen[event]) * size, _U(chosen[event + 1]) * size
+        c, d = _U(chosen[event + 2]) * size, _U(chosen[event + 3]) * size
+        for j in range(size):
+            one = np.int16(np.int16(weights[a + j]) + np.int16(weights[b + j]))
+            other = np.int16(np.int16(weights[c + j]) + np.int16(weights[d + j]))
+            part[j] = np.int16(part[j] + np.int16(one + other))
+        event += 4
+    while event < last:
+        a = _U(chosen[event]) * size
+        for j in range(size):
+            part[j] = np.int16(part[j] + np.int16(weights[a + j]))
+        event += 1

@@ -73,7 +73,7 @@ def add_linear(sums: Tensor, events: Events, weight: Tensor, max_spike: int) -> 
 
     together = 32767 // (128 * min(max_spike, 255))  # so many products of a row can be added up in 16 bits
     rows = sums.view(-1, len(weight)).numpy()
-    compiled.add_columns(*events, together, _columns_of(weight), rows)
+    compiled.add_columns(*events, together, columns_of(weight), rows)
 
 
 def add_matmul(sums: Tensor, of_a: Events, of_b: Events, a_before: Tensor, b: Tensor) -> None:
@@ -97,8 +97,13 @@ def add_matmul(sums: Tensor, of_a: Events, of_b: Events, a_before: Tensor, b: Te
     compiled.add_right(*of_b, not b.is_contiguous(), left, totals)
 
 
-def _columns_of(weight: Tensor) -> Any:
-    """Integer weights `[out, in]` as an array `[in, out]`, made once for each version of them."""
+def columns_of(weight: Tensor) -> Any:
+    """Integer weights `[out, in]` as an array `[in, out]`, made once for each version of them.
+
+    Example:
+        >>> columns_of(torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int8)).tolist()
+        [[1, 4], [2, 5], [3, 6]]
+    """
     version = 0 if weight.is_inference() else weight._version
     made = _columns.get(weight)
     if made is None or made[0] != version:

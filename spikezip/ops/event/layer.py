@@ -39,6 +39,18 @@ class Fired(NamedTuple):
     events: Events | None  # None if these are too many
 
 
+class Walked(NamedTuple):
+    """Steps of a layer: codes and values after each, spikes `[steps, samples]`, whether some are behind their codes.
+
+    Values of a step are there if something fired in it.
+    """
+
+    codes: Tensor
+    values: Tensor | None
+    counts: Any
+    behind: bool
+
+
 class Source(NamedTuple):
     """Running inputs as `sums · factor + bias`, seen through views: `read` is a view of the sums, in the inputs' shape.
 
@@ -145,6 +157,36 @@ class Layer:
             self.last = codes, new
         events = None if found < 0 else Events(self.room.at[:found].copy(), self.room.by[:found].copy())
         return Fired(codes, values, spikes, behind != 0, events)
+
+    def fire_steps(
+        self,
+        sums: Tensor,
+        at: list[int],
+        before: Tensor,
+        samples: int,
+        *,
+        held: int = 0,
+        awake: bool = True,
+        wants_values: bool = False,
+    ) -> Walked:
+        """As many steps as `at` has, from the tracer `before`: sums of step t are number `at[t]` of `sums` `[…, size]`.
+
+        Before the first sums it is −1, if the layer is at rest. In the first `held` steps nothing fires.
+        """
+        from spikezip.ops.event import compiled
+
+        codes = torch.empty(1 + len(at), before.numel(), dtype=torch.int8)
+        codes[0] = before.reshape(-1)
+        values = torch.empty(len(at), before.numel()) if wants_values else None
+        counts = np.zeros((len(at), samples), np.int64)
+        late = compiled.fire_steps(
+            sums.numpy(), np.array(at), self.starts, self.length, self.table, self.channels, *self.limits, held, awake,
+            codes.view(-1).numpy(), _NO_VALUES if values is None else values.view(-1).numpy(), counts,
+        )  # fmt: skip
+        if late < 0:
+            raise not_a_number()
+        shape = (len(at), *before.shape)
+        return Walked(codes[1:].view(shape), None if values is None else values.view(shape), counts, late > 0)
 
 
 def _divisor(number: int, most: int) -> int:
