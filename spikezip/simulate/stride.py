@@ -199,12 +199,8 @@ def _fold(group: Group, cells: list[Any], lines: Any, chosen: list[int]) -> None
 
 
 def stride(groups: list[Group], batch: int) -> None:
-    """Let groups go through all steps at once that can: if products do, what lies between them, too.
-
-    Not if some weights are too large: dense products of these want all threads, which operators do not have meanwhile.
-    """
-    products = [node for group in groups for node in group.nodes if isinstance(node, Linear)]
-    if not walk.walks_pay() or any(product.weight.numel() > walk.LARGEST for product in products):
+    """Let groups go through all steps at once that can: if products do, what lies between them, too."""
+    if not walk.walks_pay():
         return
     for group in groups:
         group.stride = _linear(group, batch)

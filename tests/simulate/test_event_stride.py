@@ -151,10 +151,3 @@ def test_not_where_int8_units_are_faster(monkeypatch: pytest.MonkeyPatch, engine
     shelf.forget()
     compare(snn, batch, 12)
     assert not strides(engines[-1])
-
-
-def test_not_with_weights_beyond_the_cache(monkeypatch: pytest.MonkeyPatch, engines: list[EventEngine]) -> None:
-    monkeypatch.setattr(walk, "LARGEST", 100)
-    snn, batch = networks("ViTForImageClassification")
-    compare(snn, batch, 12)
-    assert not strides(engines[-1])

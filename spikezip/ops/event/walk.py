@@ -23,10 +23,6 @@ _WORD = 8  # inputs that are compared at once
 # a step. Less is over soon in any way, and steps one by one leave a layer alone as soon as it rests.
 LEAST = 1 << 20
 
-# Bytes of weights up to which walks are taken: every row reads them anew, and a core's second cache has 512 KB. Whole
-# runs of a ViT-S (up to 0.6 MB) took 5 to 15 % longer with walks; with up to 0.2 MB these were faster.
-LARGEST = 1 << 18
-
 _NO_VALUES = np.empty(0, np.float32)
 
 
