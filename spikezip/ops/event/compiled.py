@@ -15,6 +15,21 @@ _U = np.uint64
 
 
 @jit
+def _quick(u, inverse, least, largest):
+    """The quotient that decides a code, cut to what can matter, and the nearest whole number."""
+    quotient = u * inverse
+    quotient = least if quotient < least else quotient
+    quotient = largest if quotient > largest else quotient
+    return quotient, (quotient + _MAGIC) - _MAGIC
+
+
+@jit
+def _exact(u, scale):
+    """The code before it is cut to the levels, by the rule of the reference."""
+    return np.floor(np.float64(u) / np.float64(scale) + 0.5)
+
+
+@jit
 def fire(sums, starts, length, table, channels, lo, hi, most, limit, each, before, codes, values, counts, at, by):
     """One step of a layer whose running inputs are `sums · factor + bias`: spikes fired, neurons behind, events found.
 
@@ -38,16 +53,13 @@ def fire(sums, starts, length, table, channels, lo, hi, most, limit, each, befor
         ties = np.int32(0)
         for i in range(size):
             u = np.float32(sums[begin + i]) * constants[factor + i] + constants[bias + i]
-            quotient = u * constants[inverse + i]
-            quotient = least if quotient < least else quotient
-            quotient = largest if quotient > largest else quotient
-            code = (quotient + _MAGIC) - _MAGIC
+            quotient, code = _quick(u, constants[inverse + i], least, largest)
             ties |= np.int32(0) if abs(quotient - code) < limit else np.int32(1)
             spikes[i] = np.int16(np.int32(code))
         if ties:  # near-ties, or a NaN: all of the run again, by the rule of the reference
             for i in range(size):
                 u = np.float32(sums[begin + i]) * constants[factor + i] + constants[bias + i]
-                exact = np.floor(np.float64(u) / np.float64(constants[scale + i]) + 0.5)
+                exact = _exact(u, constants[scale + i])
                 if np.isnan(exact):
                     return 0, 0, -2
                 spikes[i] = np.int16(min(max(exact, np.float64(lo)), np.float64(hi)))
@@ -213,16 +225,13 @@ def walk(
                 ties = np.int32(0)
                 for j in range(size):
                     u = np.float32(totals[total + j]) * constants[j] + constants[bias + j]
-                    quotient = u * constants[inverse + j]
-                    quotient = least if quotient < least else quotient
-                    quotient = largest if quotient > largest else quotient
-                    code = (quotient + _MAGIC) - _MAGIC
+                    quotient, code = _quick(u, constants[inverse + j], least, largest)
                     ties |= np.int32(0) if abs(quotient - code) < limit else np.int32(1)
                     target[j] = np.int16(np.int32(code))
                 if ties:  # near-ties, or a NaN: all of the row again, by the rule of the reference
                     for j in range(size):
                         u = np.float32(totals[total + j]) * constants[j] + constants[bias + j]
-                        exact = np.floor(np.float64(u) / np.float64(constants[scale + j]) + 0.5)
+                        exact = _exact(u, constants[scale + j])
                         if np.isnan(exact):
                             return -1
                         target[j] = np.int16(min(max(exact, np.float64(lo)), np.float64(hi)))
