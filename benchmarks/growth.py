@@ -19,18 +19,20 @@ import spikezip
 from spikezip.simulate.drive import AUTO, ENGINES
 
 CHECKED = 2  # samples
+THINGS = ("steps", "batch", "levels", "tokens")
 
 
 def variants(args: argparse.Namespace) -> list[tuple[str, int, dict[str, int]]]:
     """What is changed, to what: halves and doubles of the base."""
     patch = 16
     found: list[tuple[str, int, dict[str, int]]] = [("base", args.steps, {})]
-    for name in ("steps", "batch", "levels"):
+    for name in THINGS[:3]:
         base = getattr(args, name)
         found += [(name, value, {name: value}) for value in (base // 4, base // 2, base * 2) if value > 0]
     for image in (args.image // 2, args.image * 3 // 2 // patch * patch, args.image * 2):
         found.append(("tokens", (image // patch) ** 2 + 1, {"image": image}))
-    return [(name, value, change) for name, value, change in found if name != "levels" or 2 <= value <= 128]
+    kept = ("base", *(args.vary or THINGS))
+    return [entry for entry in found if entry[0] in kept and (entry[0] != "levels" or 2 <= entry[1] <= 128)]
 
 
 def measure(args: argparse.Namespace) -> float | None:
@@ -77,6 +79,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--engine", choices=(*ENGINES, AUTO), default="folded")
+    parser.add_argument("--vary", nargs="+", choices=THINGS, help="only these, one at a time; all of them otherwise")
     parser.add_argument("--repeats", type=int, default=5, help="the first ones warm up, and on a GPU record graphs")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args(words)
