@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def test_a_network_of_the_zoo(folder: Path) -> None:
     for file in (*folder.glob("*.json"), *folder.glob("*.yaml"), folder / "README.md"):
         if file.name != "tokenizer.json":
             assert not re.search(r'["\s](/[a-z]+/|[A-Z]:\\)', file.read_text("utf-8")), file
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_card_is_what_the_figures_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parents[1])
+    make = runpy.run_path("zoo/make.py")
+    card = (folder / "README.md").read_text("utf-8")
+    origin = re.search(r"Starting point: (.*)\.\n", card)
+    name = re.search(r"--data (\w+):FOLDER", card)
+    assert origin is not None
+    assert name is not None
+    assert make["card"](Path("zoo") / folder.name, name[1], origin[1]) == card
 
 
 def test_the_zoo_is_listed() -> None:

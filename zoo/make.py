@@ -1,19 +1,21 @@
-"""Put the result of a run into the zoo: the quantized network, packed, with its card, recipe, metrics and certificate.
+"""Put the network of a run into the zoo: packed, with its card, and with recipe, metrics and certificate of results/.
 
-    python zoo/make.py runs/sst2-minilm zoo/sst2-minilm --data-name sst2 --from "all-MiniLM-L6-v2 (Apache-2.0)"
+    spikezip results add runs/sst2-minilm
+    python zoo/make.py runs/sst2-minilm zoo/sst2-minilm --results results/runs/sst2-minilm \\
+        --data-name sst2 --from "all-MiniLM-L6-v2 (Apache-2.0)"
 
-Every figure on the card comes from the run's results.json and from its certificate.
+Every figure on the card comes from there.
 """
 
 import argparse
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spikezip.training import Recipe, load_recipe
+import yaml
 
+FIGURES = ("results.json", "certificate.json", "recipe.yaml")
 LARGEST = 25_000_000  # bytes per network
 CARD = """\
 ---
@@ -46,7 +48,7 @@ snn = spikezip.convert(qann)
 
 ```bash
 spikezip verify {folder} --data {data_name}:FOLDER   # makes the certificate again, on your machine
-spikezip train {folder}/recipe.yaml --set {model}data=FOLDER output=runs/{name}   # trains it again
+spikezip train {folder}/recipe.yaml --set {needed}data=FOLDER output=runs/{name}   # trains it again
 ```
 """
 
@@ -61,9 +63,8 @@ def rows(metrics: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def card(run: Path, folder: Path, data_name: str, origin: str) -> str:
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    certificate = json.loads((run / "snn" / "certificate.json").read_text(encoding="utf-8"))
+def card(folder: Path, data_name: str, origin: str) -> str:
+    results, certificate = (json.loads((folder / name).read_text(encoding="utf-8")) for name in FIGURES[:2])
     metrics, quantization = results["metrics"], certificate["settings"]["quantization"]
     embedding = quantization.get("embedding_bits")
     return CARD.format(
@@ -90,39 +91,39 @@ def card(run: Path, folder: Path, data_name: str, origin: str) -> str:
         device=certificate["settings"]["device"],
         folder=folder,
         data_name=data_name,
-        model="" if origin == "random weights" else "model=FOLDER ",
+        needed=needed(folder, origin),
     )
 
 
-def portable(path: Path) -> Recipe:
-    """The recipe of a run without the folders of the machine that it ran on: `--set` gives them anew."""
-    recipe = load_recipe(path)
-    return replace(
-        recipe,
-        model=replace(recipe.model, path=None),
-        data=replace(recipe.data, source=None),
-        output=None,
-    )
+def needed(folder: Path, origin: str) -> str:
+    """The networks that a training starts from and learns from, as `--set` names them."""
+    stages = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))["stages"]
+    taught = [name for name, stage in stages.items() if ((stage or {}).get("distill") or {}).get("teacher") == "FOLDER"]
+    names = [*([] if origin == "random weights" else ["model"]), *(f"{name}.distill.teacher" for name in taught)]
+    return "".join(f"{name}=FOLDER " for name in names)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--results", type=Path, required=True, help="the run in the folder of results")
     parser.add_argument("--data-name", required=True, help="the dataset's name in spikezip.data")
     parser.add_argument(
         "--from", dest="origin", default="random weights", help="the pretrained network, and its licence"
     )
     args = parser.parse_args()
-    if not (args.run / "snn" / "certificate.json").is_file():
-        raise SystemExit(f"{args.run} holds no certificate: its recipe needs convert and verify")
+    missing = [path for path in (args.run / "qann", *(args.results / name for name in FIGURES)) if not path.exists()]
+    if missing:
+        raise SystemExit(
+            f"{missing[0]} is not there: `spikezip results add RUN` takes over the figures of a finished run"
+        )
     if args.folder.exists():
         shutil.rmtree(args.folder)
     shutil.copytree(args.run / "qann", args.folder, copy_function=shutil.copyfile)
-    shutil.copyfile(args.run / "snn" / "certificate.json", args.folder / "certificate.json")
-    shutil.copyfile(args.run / "results.json", args.folder / "results.json")
-    (args.folder / "recipe.yaml").write_text(portable(args.run / "recipe.yaml").to_yaml(), encoding="utf-8")
-    (args.folder / "README.md").write_text(card(args.run, args.folder, args.data_name, args.origin), encoding="utf-8")
+    for name in FIGURES:
+        shutil.copyfile(args.results / name, args.folder / name)
+    (args.folder / "README.md").write_text(card(args.folder, args.data_name, args.origin), encoding="utf-8")
     size = sum(file.stat().st_size for file in args.folder.iterdir())
     if size > LARGEST:
         raise SystemExit(f"{args.folder} takes {size:,} bytes; at most {LARGEST:,} are wanted")

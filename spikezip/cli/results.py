@@ -47,6 +47,15 @@ def add(
         bool, typer.Option("--tried", help="Given up for a better run: figures for sentences, no row in a table.")
     ] = False,
     over: Annotated[bool, typer.Option("--over", help="Write over what has this name.")] = False,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            metavar="FILE",
+            show_default="that of the run",
+            help="The recipe that says what a run computed which was set by hand from another.",
+        ),
+    ] = None,
 ) -> None:
     """Take the metrics of finished runs, measurements, or documents of attention, into the folder of results.
 
@@ -61,15 +70,18 @@ def add(
     """
     from spikezip.results import add_file, add_run
 
+    if recipe is not None and not recipe.is_file():
+        raise ConfigError(f"--recipe {recipe} is not there")
     if name is not None and len(what) > 1:
         raise ConfigError(f"--name {name}: one name cannot serve {len(what)} things; add them one by one")
     for one in what:
         if not one.exists():
             raise ConfigError(f"{one} is not there")
-        if tried and one.is_file():
-            raise ConfigError(f"--tried is for runs; {one} is a file")
+        for option, given in (("--tried", tried), ("--recipe", recipe)):
+            if given and one.is_file():
+                raise ConfigError(f"{option} is for runs; {one} is a file")
         done = add_file(one, into, name, over=over) if one.is_file() else None
-        say(f"{one} → {done or add_run(one, into, name, tried=tried, over=over)}")
+        say(f"{one} → {done or add_run(one, into, name, tried=tried, over=over, recipe=recipe)}")
 
 
 @results.command()

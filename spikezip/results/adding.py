@@ -21,7 +21,13 @@ RESULTS, CERTIFICATE, RECIPE, VERSIONS = "results.json", "certificate.json", "re
 
 
 def add_run(
-    run: str | Path, into: str | Path, name: str | None = None, *, tried: bool = False, over: bool = False
+    run: str | Path,
+    into: str | Path,
+    name: str | None = None,
+    *,
+    tried: bool = False,
+    over: bool = False,
+    recipe: str | Path | None = None,
 ) -> Path:
     """Copy the metrics of a finished run: results, certificate, recipe and versions, without paths of the machine.
 
@@ -31,6 +37,8 @@ def add_run(
         name: what to call it; else the name of its recipe, with the seed if that is not 0.
         tried: it was given up for a better one: figures for sentences, but a row in no table.
         over: write over a run of that name.
+        recipe: a file that says what the run computed, where that was set by hand from another recipe: the run then
+            goes by its name. One that says otherwise is refused.
 
     Example:
         >>> add_run("no-such-run", "results")
@@ -39,7 +47,11 @@ def add_run(
     """
     run = Path(run)
     results, certificate = _finished(run)
-    recipe = recipes.portable(recipes.load(run / RECIPE))
+    settings = recipes.portable(recipes.load(run / RECIPE))
+    if recipe is not None:
+        known = recipes.written_down(settings, Path(recipe))
+        settings = replace(settings, name=known.name, note=known.note)
+        results |= {"recipe": known.name, "note": known.note}
     name = name or results["recipe"] + (f"-seed{results['seed']}" if results["seed"] else "")
     folder = _free(Path(into) / (TRIED if tried else RUNS), name, over)
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +59,7 @@ def add_run(
     _write(folder / RESULTS, scrub(results, here))
     _write(folder / CERTIFICATE, scrub(json.loads(certificate.to_json()), here))
     _write(folder / VERSIONS, scrub(_read(run / VERSIONS), here))
-    (folder / RECIPE).write_text(recipe.to_yaml(), encoding="utf-8")
+    (folder / RECIPE).write_text(settings.to_yaml(), encoding="utf-8")
     return folder
 
 

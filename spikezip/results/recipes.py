@@ -12,6 +12,8 @@ _FREE = (
     *("name", "note", "output", "seed", "workers", "expected", "model.path", "data.source"),
     "stages.verify.engine",  # all engines give the same spikes
 )
+_TRAINED = ("finetune", "relu", "qat")
+_STAGES = ("previous", *_TRAINED)  # teachers that a recipe makes itself
 _MANY = 4  # differences that are named one by one
 
 
@@ -35,20 +37,35 @@ def load_all(folder: Path) -> dict[str, Any]:
 
 def portable(recipe: Any) -> Any:
     """The recipe without folders of the machine: `--set` gives them anew. Names on the Hub stay."""
-    path = recipe.model.path
-    local = path is not None and (path[:1] in "./~\\" or ":" in path or Path(path).exists())
     return replace(
         recipe,
-        model=replace(recipe.model, path=None) if local else recipe.model,
+        model=replace(recipe.model, path=None) if _local(recipe.model.path) else recipe.model,
         data=replace(recipe.data, source=None),
         output=None,
+        stages=replace(recipe.stages, **{name: _taught(getattr(recipe.stages, name)) for name in _TRAINED}),
     )
 
 
+def _taught(stage: Any) -> Any:
+    """A stage whose teacher, if it is a folder, is one that is still to be named."""
+    if stage is None or stage.distill is None or not _local(stage.distill.teacher):
+        return stage
+    return replace(stage, distill=replace(stage.distill, teacher="FOLDER"))
+
+
+def _local(path: str | None) -> bool:
+    """Whether this is a folder here, and no name on the Hub."""
+    return path is not None and path not in _STAGES and (path[:1] in "./~\\" or ":" in path or Path(path).exists())
+
+
 def settings(recipe: Any) -> dict[str, Any]:
-    """What a recipe computes, as dotted keys; `stages.` is left out, as in `--set`."""
-    flat = _flat(recipe.to_json())
-    return {key.removeprefix("stages."): value for key, value in flat.items() if not key.startswith(_FREE)}
+    """What a recipe computes, as dotted keys; `stages.` is left out, as in `--set`.
+
+    Where the network to start from lies is not part of it, nor where a teacher does that is no stage of the recipe.
+    """
+    flat = {key: value for key, value in _flat(recipe.to_json()).items() if not key.startswith(_FREE)}
+    other = {key: "FOLDER" for key, value in flat.items() if key.endswith(".teacher") and value not in _STAGES}
+    return {key.removeprefix("stages."): value for key, value in (flat | other).items()}
 
 
 def changed(run: Any, recipe: Any) -> tuple[str, ...]:
@@ -67,6 +84,19 @@ def changed(run: Any, recipe: Any) -> tuple[str, ...]:
     found += [key for key in gone if not any(key.startswith(f"{k}.") for k in new)]
     texts = tuple(f"{key}={_text(new.get(key))}" for key in found)
     return texts if len(texts) <= _MANY else (*texts[: _MANY - 1], f"and {len(texts) - _MANY + 1} more settings")
+
+
+def written_down(run: Any, file: Path) -> Any:
+    """The recipe of a file, for a run that was started from another with `--set`, and computed the same.
+
+    Raises:
+        ConfigError: it did not; the message names what differs.
+    """
+    recipe = load(file)
+    found = changed(run, recipe)
+    if found:
+        raise ConfigError(f"the run is none of {file}: it had {', '.join(found)}")
+    return recipe
 
 
 def _flat(group: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

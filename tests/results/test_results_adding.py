@@ -1,6 +1,7 @@
 """Metrics on their way into the folder of results."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import toy_results as toy
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.document import Measurement
-from spikezip.results import add_measurement, add_run
+from spikezip.results import add_measurement, add_run, recipes
 from spikezip.training.recipe import load_recipe
 
 
@@ -48,6 +49,35 @@ def test_names(tmp_path: Path) -> None:
 def test_a_name_on_the_hub_stays(tmp_path: Path) -> None:
     run = toy.run(tmp_path / "run", toy.recipe(model={"path": "FacebookAI/roberta-base"}))
     assert load_recipe(add_run(run, tmp_path / "results") / "recipe.yaml").model.path == "FacebookAI/roberta-base"
+
+
+def test_a_teacher_that_lies_here_is_named_anew(tmp_path: Path) -> None:
+    there = toy.recipe(teacher="/home/me/regnet")
+    added = add_run(toy.run(tmp_path / "run", there), tmp_path / "results") / "recipe.yaml"
+    assert "/home" not in added.read_text("utf-8")
+    assert load_recipe(added).stages.qat.distill.teacher == "FOLDER"  # type: ignore[union-attr]  # toys have it
+    assert recipes.changed(there, load_recipe(added)) == ()
+    for kept in ("previous", "microsoft/resnet-50"):
+        run = toy.run(tmp_path / kept.replace("/", "-"), toy.recipe(teacher=kept))
+        again = load_recipe(add_run(run, tmp_path / "results", over=True) / "recipe.yaml")
+        assert again.stages.qat.distill.teacher == kept  # type: ignore[union-attr]  # toys have it
+    assert recipes.changed(toy.recipe(teacher="previous"), there) == ("qat.distill.teacher=previous",)
+
+
+def test_a_run_that_was_set_by_hand_goes_by_the_recipe_that_says_so(tmp_path: Path) -> None:
+    run = toy.run(tmp_path / "run", toy.recipe(output="/home/me/runs/x"))
+    file = tmp_path / "written.yaml"
+    file.write_text(replace(toy.recipe(), name="written", note="by hand").to_yaml(), encoding="utf-8")
+    added = add_run(run, tmp_path / "results", recipe=file)
+    results = json.loads((added / "results.json").read_text("utf-8"))
+    recipe = load_recipe(added / "recipe.yaml")
+    assert (added.name, results["recipe"], results["note"]) == ("written", "written", "by hand")
+    assert (recipe.name, recipe.note) == ("written", "by hand")
+    other = tmp_path / "other.yaml"
+    other.write_text(replace(toy.recipe(), precision="bf16").to_yaml(), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"the run is none of .*other.yaml: it had precision="):
+        add_run(run, tmp_path / "results", "again", recipe=other)
+    assert not (tmp_path / "results" / "runs" / "again").exists()
 
 
 def test_a_certificate_at_the_top_of_the_folder_will_do(tmp_path: Path) -> None:

@@ -21,13 +21,14 @@ language:
 
 
 def recipe(name: str = "sst2-toy", data: str = "sst2", note: str = "Toy on SST-2, 16 levels", **more: Any) -> Recipe:
-    """A recipe with all stages; `levels`, `expected`, `seed`, `epochs` and the parts of a recipe can be others."""
+    """A recipe with all stages; `levels`, `seed`, `epochs`, `teacher` and any part of a recipe can be others."""
+    taught = {"distill": {"teacher": more.pop("teacher")}} if "teacher" in more else {}
     train = {"epochs": more.pop("epochs", 1), "batch_size": 2, "learning_rate": 1e-3}
     stages = {
         "finetune": train,
         "relu": train,
         "quantize": {"levels": more.pop("levels", 16)},
-        "qat": train,
+        "qat": train | taught,
         "convert": True,
         "verify": {"steps": [32]},
     }

@@ -218,6 +218,7 @@ NETWORKS: dict[str, Callable[[Path], None]] = {
     "FacebookAI/roberta-large": roberta,
     "hfl/chinese-roberta-wwm-ext": bert,
     "hfl/chinese-roberta-wwm-ext-large": bert,
+    "cifar10-vit-taught-longer": vit,
     **{f"{data}-granite": granite for data in ("sst2", "mr", "subj", "sst5")},
     **{f"{data}-minilm": minilm for data in ("sst2", "mr", "subj", "sst5")},
     **{f"{data}-m3e": m3e for data in ("chnsenti", "waimai")},
@@ -251,7 +252,7 @@ def sizes(recipe: Any) -> dict[str, Any]:
     elif recipe.model.type == "regnet":
         small = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "groups_width": 8}
         found |= {f"model.config.{key}": value for key, value in small.items()}
-    elif recipe.model.type is not None:
+    elif recipe.model.type is not None or "patch_size" in recipe.model.config:
         small = {"image_size": SIZE, "patch_size": 8, **TINY}
         found |= {f"model.config.{key}": value for key, value in small.items()}
     batch = 30 if recipe.data.name == "cifar10-dvs" else 8  # at least two steps, the first of them with a rate of 0
