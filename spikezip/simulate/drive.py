@@ -15,7 +15,7 @@ from spikezip.errors import ConfigError, SpikezipError
 from spikezip.execution import executing
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron.fast import not_a_number
-from spikezip.simulate import graphs
+from spikezip.simulate import graphs, heap
 from spikezip.simulate.engine import Engine, Settings
 from spikezip.simulate.event import EventEngine
 from spikezip.simulate.folded import FoldedEngine
@@ -103,7 +103,10 @@ def simulate(
                     break
         return _collect(snn, driver, outputs, None if steps == "equilibrium" else limit, engine, coding, stagger)
 
-    threads = min(torch.get_num_threads(), prepared.size) if snn.device.type == "cpu" else 1
+    cpu = snn.device.type == "cpu"
+    threads = min(torch.get_num_threads(), prepared.size) if cpu else 1
+    if cpu:
+        heap.give_back()  # of an earlier run
     if threads == 1:
         return run(prepared.inputs, whole)
 
@@ -305,7 +308,7 @@ def _collect(
         trains={site: over_time(c) for site, c in engine.trains.items()},
         # A copy: where the engine's own lie, a recorded chunk of another run will write.
         tracers={site: tracer.to(sites[site].integers, copy=True) for site, tracer in engine.tracers.items()},
-        neuron_spikes=dict(engine.neuron_spikes),
+        neuron_spikes={site: engine.neuron_spikes[site] for site in engine.tracers if site in engine.neuron_spikes},
         free_from=engine.free_from,
         coding=coding,
         max_spike=engine.settings.max_spike,

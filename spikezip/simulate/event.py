@@ -46,7 +46,7 @@ class EventEngine(SpikeEngine):
         self.threads = 1  # that compiled loops may use
         self.now, self.step = 0, 1  # the step in progress: within this advance, from 0, and in all, from 1
         self.counts: dict[str, Any] = {}  # site → spikes of this advance, [n, B]
-        self.spikes: dict[str, Tensor] = {}  # site → the same neuron by neuron, [n, …], where somebody wants it
+        self.spikes: dict[str, Tensor] = {}  # site → the same neuron by neuron, [n, …], where it is recorded
 
     def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
         if self.driven[0] != network or not _same(self.driven[1], inputs):
@@ -94,10 +94,18 @@ class EventEngine(SpikeEngine):
     def end(self) -> None:
         for name, counts in self.counts.items():
             self.spike_counts[name].append(torch.from_numpy(counts))
-            if self.wants_spikes(self.sites[name]):
+            if name in self.settings.record:
                 silence = torch.zeros(self.steps, *self.tracers[name].shape, dtype=torch.int8)
                 self.keep(self.sites[name], self.spikes.get(name, silence))
+            elif self.settings.count_neurons:
+                self._counted(name)
         super().end()
+
+    def _counted(self, name: str) -> Tensor:
+        """How often each neuron of a site has fired so far."""
+        if name not in self.neuron_spikes:
+            self.neuron_spikes[name] = torch.zeros_like(self.tracers[name], dtype=torch.int32)
+        return self.neuron_spikes[name]
 
     def _zeros(self) -> Any:
         return np.zeros((self.steps, self.settings.batch), np.int64)
@@ -105,10 +113,13 @@ class EventEngine(SpikeEngine):
     def fired(self, site: SiteLike, before: Tensor, codes: Tensor) -> None:
         """Told by neurons of their tracers before and after this step, if they fired."""
         self.tracers[site.name] = codes
-        if self.wants_spikes(site):
+        if site.name in self.settings.record:
             if site.name not in self.spikes:
                 self.spikes[site.name] = torch.zeros(self.steps, *codes.shape, dtype=torch.int16)
             self.spikes[site.name][self.now] = codes.to(torch.int16) - before.to(torch.int16)
+        elif self.settings.count_neurons:  # nobody asks when: the trains need not be held
+            fired = codes != before if self.settings.max_spike == 1 else (codes.to(torch.int16) - before).abs()
+            self._counted(site.name).add_(fired)
 
     def _pass(self, network: Any, inputs: dict[str, Any]) -> Any:
         """One forward pass of the network; on the way it is written down, if that is possible."""

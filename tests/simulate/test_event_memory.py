@@ -106,3 +106,16 @@ def test_runs_do_not_change_one_another() -> None:
     assert not torch.equal(first.logits, second.logits)
     assert all(torch.equal(x, was) for x, was in zip(returned, before, strict=True))
     assert_equal(spikezip.simulate(snn, batch, 12, "event", **settings), first)
+
+
+@pytest.mark.parametrize("max_spike", [1, 3])
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "BertForSequenceClassification"])
+def test_neurons_are_counted_without_their_trains(name: str, max_spike: int, engines: list[EventEngine]) -> None:
+    snn, batch = networks(name)
+    first = list(snn.neurons)[:1]  # this one's train is wanted as well
+    settings: dict[str, Any] = {"max_spike": max_spike, "record": first, "count_neurons": True, "stagger": 0.5}
+    expected = spikezip.simulate(snn, batch, 20, "spike", **settings)
+    found = spikezip.simulate(snn, batch, 20, "event", **settings)
+    assert_equal(found, expected)
+    assert found.neuron_spikes.keys() == snn.neurons.keys()
+    assert all(engine.spikes.keys() <= set(first) for engine in engines)
