@@ -67,12 +67,12 @@ SCRATCH = {
     "cifar10-vit-tiny-scratch": 1.3,
     "cifar10-vit-scratch": 5.3,
     "cifar10-vit-fine-scratch": 5.3,
-    "cifar10-vit-taught-scratch": 5.3,
+    "cifar10-vit-taught-scratch": 11.9,
     "cifar10-vit-gentle-scratch": 5.3,
     "cifar10-vit-small-scratch": 11.9,
     "cifar10-swin-scratch": 5.9,
 }
-OTHERS = {"sst2-minilm", "sst2-granite", "events-vit-scratch", "fashion-mnist-vit"}
+OTHERS = {"sst2-minilm", "sst2-granite", "events-vit-scratch", "fashion-mnist-vit", "cifar10-vit-taught-longer"}
 OWN = SMALL_TEXT.keys() | LEVELS.keys() | SCRATCH.keys() | OTHERS
 
 # Tables A3 to A12: epochs, batch per GPU and in all, base learning rate, weight decay, layer decay, drop path.
@@ -211,24 +211,36 @@ def test_they_can_start_from_the_float_network_of_another_run(name: str) -> None
     assert recipe.stages.qat is not None
 
 
+GENTLER = {
+    f"stages.{stage}.augmentation.{key}" for stage in ("relu", "qat") for key in ("mixed", "randaugment.magnitude")
+}
+
+
 def test_the_gentle_network_differs_in_its_augmentation() -> None:
     keys = differing("cifar10-vit-gentle-scratch", "cifar10-vit-scratch")
-    gentler = {
-        f"stages.{stage}.augmentation.{key}" for stage in ("relu", "qat") for key in ("mixed", "randaugment.magnitude")
-    }
-    assert keys == gentler | {"stages.relu.compile"}
+    assert keys == GENTLER | {"stages.relu.compile"}
 
 
-def test_the_taught_network_differs_in_its_teacher_alone() -> None:
+def test_the_taught_network_differs_in_teacher_augmentation_and_epochs() -> None:
     taught = load_recipe(ROOT / "recipes" / "cifar10-vit-taught-scratch.yaml")
     assert taught.stages.relu is not None
     assert taught.stages.relu.distill is not None
-    keys = differing("cifar10-vit-taught-scratch", "cifar10-vit-gentle-scratch")
-    assert all(key.startswith("stages.relu.distill") for key in keys)
+    keys = differing("cifar10-vit-taught-scratch", "cifar10-vit-small-scratch")
+    assert {key for key in keys if not key.startswith("stages.relu.distill")} == GENTLER | {"stages.relu.epochs"}
     run, stage, model = Path(taught.stages.relu.distill.teacher).parts[-3:]
     teacher = load_recipe(ROOT / "recipes" / "teachers" / f"{run}.yaml")
     assert getattr(teacher.stages, stage) is not None
     assert model == MODEL
+
+
+def test_what_goes_on_with_it_trains_the_same_network_otherwise() -> None:
+    keys = differing("cifar10-vit-taught-longer", "cifar10-vit-taught-scratch")
+    float_training = ("epochs", "learning_rate", "warmup_epochs", "evaluate_every", "distill.weight")
+    assert keys == {
+        *("model.type", "model.initialization"),
+        *(f"stages.relu.{key}" for key in float_training),
+        *("stages.qat.epochs", "stages.qat.evaluate_every"),
+    }
 
 
 @pytest.mark.parametrize("path", TEACHERS, ids=lambda path: path.stem)
