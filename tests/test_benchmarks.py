@@ -208,6 +208,8 @@ def test_growth_changes_one_thing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     found = growth.variants(args)
     assert ("tokens", 17, {"image": 64}) in found
     assert all(len(change) <= 1 for _, _, change in found)
+    args.vary = ["tokens"]
+    assert growth.variants(args) == [entry for entry in found if entry[0] in ("base", "tokens")]
     assert growth.measure(args) > 0
     monkeypatch.setitem(ENGINES, "folded", OneSpikeMore)
     assert growth.measure(args) is None

@@ -42,9 +42,8 @@ class Repeated(Late):
             self.made.append(self.once.repeat(self.times, *[1] * (self.once.ndim - 1)))
         return self.made[0]
 
-    # As in `Late`.
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # torch types a plain method, and calls a class method
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         late = _first(args)

@@ -40,13 +40,11 @@ class Late(Tensor):
         """The tensor that this stands for."""
         raise NotImplementedError  # no abstract class: tensors have a metaclass of their own
 
-    # Only operators are of interest here, not torch's functions around them; torch offers this name for that, and types
-    # neither it nor the dispatch below as they are used.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    # Only operators are of interest here, not torch's functions around them; torch offers this name for that.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # not typed as it is used
 
-    # Torch types this as a plain method with any arguments; it calls it as a class method with these.
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # torch types a plain method, and calls a class method
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return func(*_scaled(args), **_scaled(kwargs or {}))
@@ -131,9 +129,8 @@ class Unscaled(Late):
             x = move(x)
         return x
 
-    # As in `Late`.
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # torch types a plain method, and calls a class method
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}

@@ -59,7 +59,11 @@ def test_mistakes(repository: Path) -> None:
     assert "one name cannot serve 2 things" in fails("results", "add", "runs/a", "runs/b", "--name", "x")
     toy.measurement().save("m.json")
     assert "--tried is for runs; m.json is a file" in fails("results", "add", "m.json", "--tried")
-    ok("results", "add", "runs/a")
+    assert "--recipe is for runs; m.json is a file" in fails(
+        "results", "add", "m.json", "--recipe", "runs/a/recipe.yaml"
+    )
+    assert "--recipe nowhere.yaml is not there" in fails("results", "add", "runs/a", "--recipe", "nowhere.yaml")
+    ok("results", "add", "runs/a", "--recipe", "runs/a/recipe.yaml")
     assert "results/runs/sst2-toy is there already" in fails("results", "add", "runs/a")
     ok("results", "add", "runs/a", "--over")
     Path("results/page.md").write_text("\n{{ value runs/sst2-toy/metrics.qan percent }}\n", encoding="utf-8")

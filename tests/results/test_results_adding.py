@@ -51,16 +51,19 @@ def test_a_name_on_the_hub_stays(tmp_path: Path) -> None:
     assert load_recipe(add_run(run, tmp_path / "results") / "recipe.yaml").model.path == "FacebookAI/roberta-base"
 
 
+def teacher_in(file: Path) -> str:
+    return str(load_recipe(file).to_json()["stages"]["qat"]["distill"]["teacher"])
+
+
 def test_a_teacher_that_lies_here_is_named_anew(tmp_path: Path) -> None:
     there = toy.recipe(teacher="/home/me/regnet")
     added = add_run(toy.run(tmp_path / "run", there), tmp_path / "results") / "recipe.yaml"
     assert "/home" not in added.read_text("utf-8")
-    assert load_recipe(added).stages.qat.distill.teacher == "FOLDER"  # type: ignore[union-attr]  # toys have it
+    assert teacher_in(added) == "FOLDER"
     assert recipes.changed(there, load_recipe(added)) == ()
     for kept in ("previous", "microsoft/resnet-50"):
         run = toy.run(tmp_path / kept.replace("/", "-"), toy.recipe(teacher=kept))
-        again = load_recipe(add_run(run, tmp_path / "results", over=True) / "recipe.yaml")
-        assert again.stages.qat.distill.teacher == kept  # type: ignore[union-attr]  # toys have it
+        assert teacher_in(add_run(run, tmp_path / "results", over=True) / "recipe.yaml") == kept
     assert recipes.changed(toy.recipe(teacher="previous"), there) == ("qat.distill.teacher=previous",)
 
 

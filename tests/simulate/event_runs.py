@@ -10,6 +10,7 @@ from torch import Tensor
 import spikezip
 from spikezip.ops.compiled import numba_is_here
 from spikezip.simulate import Run
+from spikezip.simulate import event as event_engine
 from spikezip.simulate.event import EventEngine
 
 compiled = pytest.mark.skipif(not numba_is_here(), reason="events are listed by compiled loops: numba")
@@ -67,3 +68,21 @@ def engines_made(monkeypatch: pytest.MonkeyPatch) -> list[EventEngine]:
 
     monkeypatch.setattr(EventEngine, "__init__", watched)
     return made
+
+
+def recorders_made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The recorders that are made from now on: one for each pass that is written down."""
+    made: list[Any] = []
+
+    class Watched(event_engine.Recorder):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(event_engine, "Recorder", Watched)
+    return made
+
+
+def other(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch of the same shape: samples in another order, and each of them shifted, its mask too."""
+    return {name: values.flip(0).roll(1, -1) for name, values in batch.items()}

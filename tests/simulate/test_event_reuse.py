@@ -1,14 +1,12 @@
 """Tapes that are kept for further inputs: every run has the spikes of the spike engine, whoever played them before."""
 
-import gc
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from event_runs import assert_equal, networks
+from event_runs import assert_equal, compare, networks, other, recorders_made
 from torch import Tensor
 
 import spikezip
@@ -28,29 +26,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The recorders that are made: one for each pass that is written down."""
-    made: list[Any] = []
-
-    class Watched(event_engine.Recorder):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            made.append(self)
-
-    monkeypatch.setattr(event_engine, "Recorder", Watched)
-    return made
-
-
-def check(snn: Any, batch: Any, steps: Any = 16, **settings: Any) -> Any:
-    settings = {"record": list(snn.neurons), "count_neurons": True, **settings}
-    expected = spikezip.simulate(snn, batch, steps, "spike", **settings)
-    found = spikezip.simulate(snn, batch, steps, "event", **settings)
-    assert_equal(found, expected)
-    return found
-
-
-def other(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A batch of the same shape: samples in another order, and each of them shifted, its mask too."""
-    return {name: values.flip(0).roll(1, -1) for name, values in batch.items()}
+    return recorders_made(monkeypatch)
 
 
 NAMES = (
@@ -67,18 +43,18 @@ NAMES = (
 def test_another_input_of_the_same_shape(name: str, bits: int | None, recorded: list[Any]) -> None:
     snn, batch = networks(name, bits=bits)
     for each in (batch, other(batch), batch):
-        check(snn, each)
+        compare(snn, each)
     assert len(recorded) == 1
 
 
 def test_another_drive_of_the_same_tape(recorded: list[Any]) -> None:
     """Coding, staggering and what is recorded belong to the engine; the largest spike is built into the tape."""
     snn, batch = networks("ViTForImageClassification")
-    check(snn, batch)
+    compare(snn, batch)
     for drive in ({"coding": "rate"}, {"stagger": 0.5}, {"record": (), "count_neurons": False}, {"chunk": 3}, {}):
-        check(snn, other(batch), 24, **drive)
+        compare(snn, other(batch), 24, **drive)
     assert len(recorded) == 1
-    check(snn, batch, max_spike=3)
+    compare(snn, batch, max_spike=3)
     assert len(recorded) == 2
 
 
@@ -86,27 +62,27 @@ def test_another_shape_is_another_tape(recorded: list[Any]) -> None:
     snn, batch = networks("BertForSequenceClassification")
     shorter = {name: values[:, :5].contiguous() for name, values in batch.items()}
     for each in (batch, shorter, batch, other(shorter)):
-        check(snn, each)
+        compare(snn, each)
     assert len(recorded) == 2
 
 
 def test_inputs_that_are_one_tensor(recorded: list[Any]) -> None:
     snn, batch = networks("BertForSequenceClassification")
     ids = batch["input_ids"] % 2
-    check(snn, {"input_ids": ids, "token_type_ids": ids})
-    check(snn, {"input_ids": batch["input_ids"], "token_type_ids": ids})
+    compare(snn, {"input_ids": ids, "token_type_ids": ids})
+    compare(snn, {"input_ids": batch["input_ids"], "token_type_ids": ids})
     assert len(recorded) == 2
 
 
 def test_what_was_returned_stays(recorded: list[Any]) -> None:
     snn, batch = networks("ViTForImageClassification")
-    check(snn, batch)
-    first = check(snn, batch)
+    compare(snn, batch)
+    first = compare(snn, batch)
     held = [first.logits_per_step, first.logits]
     for records in (first.trains, first.tracers, first.spike_counts, first.neuron_spikes):
         held += records.values()
     before = [x.clone() for x in held]
-    check(snn, other(batch))
+    compare(snn, other(batch))
     assert all(torch.equal(x, was) for x, was in zip(held, before, strict=True))
     assert len(recorded) == 1
 
@@ -137,17 +113,17 @@ def other_forward(snn: Any) -> None:
 def test_a_network_that_has_changed(change: Callable[[Any], None], recorded: list[Any], monkeypatch: Any) -> None:
     monkeypatch.setattr(event_engine.Linear, "share", 100)  # products from events, and so from columns of the weights
     snn, batch = networks("ViTForImageClassification")
-    before = check(snn, batch)
+    before = compare(snn, batch)
     with torch.no_grad():
         change(snn)
-    after = check(snn, batch)
+    after = compare(snn, batch)
     assert len(recorded) == 2
     assert any(not torch.equal(train, after.trains[site]) for site, train in before.trains.items())
 
 
 def test_a_configuration_that_has_changed(recorded: list[Any]) -> None:
     snn, batch = networks("ViTForImageClassification")
-    check(snn, batch)
+    compare(snn, batch)
     snn.config.output_hidden_states = True
     prepared, engine = start(snn, batch, "event")
     with torch.no_grad(), executing(engine):
@@ -158,7 +134,7 @@ def test_a_configuration_that_has_changed(recorded: list[Any]) -> None:
 
 def test_a_hook_that_came_later(recorded: list[Any]) -> None:
     snn, batch = networks("ViTForImageClassification")
-    check(snn, batch)
+    compare(snn, batch)
     seen: list[Any] = []
     snn.vit.layers[0].mlp.register_forward_hook(lambda module, args, output: seen.append(output))
     spikezip.simulate(snn, batch, 6, "event", stop_early=False)
@@ -171,7 +147,7 @@ def test_a_hook_that_came_later(recorded: list[Any]) -> None:
 def test_engines_that_take_turns(recorded: list[Any]) -> None:
     """Each has a tape of its own as long as it lives."""
     snn, batch = networks("ViTForImageClassification")
-    check(snn, batch)
+    compare(snn, batch)
     batches = [batch, other(batch), batch]
     expected = [spikezip.simulate(snn, each, 12, "spike").logits_per_step for each in batches]
     engines = [start(snn, each, "event")[1] for each in batches]
@@ -185,9 +161,9 @@ def test_engines_that_take_turns(recorded: list[Any]) -> None:
         assert torch.equal(torch.cat(found), logits)
     tapes = {id(engine.tape) for engine in engines if isinstance(engine, EventEngine)}
     assert len(tapes) == len(recorded) == 3
-    check(snn, batch)
+    compare(snn, batch)
     del engine, engines
-    check(snn, batch)
+    compare(snn, batch)
     assert len(recorded) == 4
 
 
@@ -222,7 +198,7 @@ def test_a_batch_that_is_split(recorded: list[Any], monkeypatch: pytest.MonkeyPa
     snn, batch = networks("BertForSequenceClassification")
     pairs = {name: torch.cat([values[:2], values[:2].roll(1, -1)]) for name, values in batch.items()}
     for each in (pairs, other(pairs), pairs):
-        check(snn, each)
+        compare(snn, each)
     assert len(recorded) == 2
 
 
@@ -266,13 +242,13 @@ def test_confidence_exits_find_tapes(recorded: list[Any]) -> None:
 
 def test_after_an_error(recorded: list[Any]) -> None:
     snn, batch = networks("ViTForImageClassification")
-    check(snn, batch)
+    compare(snn, batch)
     huge = {"pixel_values": batch["pixel_values"] * 1e30}
     prepared, engine = start(snn, huge, "event")
     with torch.no_grad(), executing(engine), pytest.raises(SpikezipError, match="the input of"):
         engine.advance(snn.network, prepared.inputs, 4)
     assert not engine.injected
-    check(snn, other(batch))  # though that engine is still there
+    compare(snn, other(batch))  # though that engine is still there
     assert len(recorded) == 1
 
 
@@ -316,7 +292,7 @@ ONCE: list[tuple[Any, str | None]] = [
 def test_only_where_the_tape_covers_the_input(do: Any, why: str | None, recorded: list[Any]) -> None:
     snn, images = looking(do)
     for each in (images, -images, images * 0.5, -images.flip(0), images):
-        check(snn, {"pixel_values": each}, 10)
+        compare(snn, {"pixel_values": each}, 10)
     assert all(str(why) in str(recorder.entry.once) for recorder in recorded)
     assert len(recorded) == 5 if why else len(recorded) <= 2
 
@@ -325,77 +301,6 @@ def test_looks_that_differ_every_time(recorded: list[Any]) -> None:
     """A tape that is never of use goes, so that there are not more and more of them to try."""
     snn, images = looking(lambda x: x / float(x.mean()))
     for number in range(8):
-        check(snn, {"pixel_values": images + number}, 4)
+        compare(snn, {"pixel_values": images + number}, 4)
     assert len(recorded) == 8
     assert len(shelf._shelves[snn].tapes) <= shelf._MISSES
-
-
-# --- memory
-
-
-def test_tapes_go_with_their_network() -> None:
-    snn, batch = networks("ViTForImageClassification")
-    check(snn, batch)
-    (kept,) = shelf._shelves[snn].tapes
-    network, tape = weakref.ref(snn), weakref.ref(kept.tape)
-    del snn, kept
-    gc.collect()
-    assert network() is None
-    assert tape() is None
-
-
-def test_an_engine_is_not_kept() -> None:
-    """Without the collector's help: another run is to find its tape at once."""
-    snn, batch = networks("ViTForImageClassification")
-    prepared, engine = start(snn, batch, "event")
-    with torch.no_grad(), executing(engine):
-        engine.advance(snn.network, prepared.inputs, 3)
-    gone = weakref.ref(engine)
-    gc.disable()
-    try:
-        del engine
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-def test_only_so_much_memory(recorded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    snn, batch = networks("BertForSequenceClassification")
-    lengths = [{name: values[:, :n].contiguous() for name, values in batch.items()} for n in (4, 5, 6)]
-    check(snn, lengths[0])
-    (kept,) = shelf._shelves[snn].tapes
-    assert kept.size > shelf._OBJECTS + sum(kept.tape.groups[0].head.codes.shape)
-    monkeypatch.setattr(shelf, "MOST_BYTES", int(2.5 * kept.size))
-    for each in (*lengths[1:], lengths[2], lengths[1]):
-        check(snn, each)
-    assert len(recorded) == 3
-    check(snn, lengths[0])  # was the oldest
-    assert len(recorded) == 4
-    monkeypatch.setattr(shelf, "MOST_BYTES", 1)
-    check(snn, other(lengths[0]))  # what is there stays until another one comes
-    shelf.forget()
-    check(snn, lengths[0])
-    check(snn, lengths[0])
-    assert len(recorded) == 6
-    assert not shelf._shelves[snn].tapes
-
-
-def test_weights_without_versions(recorded: list[Any]) -> None:
-    """Nobody could tell whether they have changed."""
-    with torch.inference_mode():
-        snn, batch = networks("ViTForImageClassification")
-    batch = {name: values.clone() for name, values in batch.items()}
-    for each in (batch, other(batch)):
-        check(snn, each)
-    assert len(recorded) == 2
-    assert not shelf._shelves[snn].tapes
-
-
-def test_inference_mode_in_between(recorded: list[Any]) -> None:
-    snn, batch = networks("ViTForImageClassification")
-    check(snn, batch)
-    with torch.inference_mode():
-        check(snn, {name: values.clone() for name, values in batch.items()})
-    there = len(recorded)
-    check(snn, other(batch))
-    assert len(recorded) == there
