@@ -46,6 +46,12 @@ def add(
     tried: Annotated[
         bool, typer.Option("--tried", help="Given up for a better run: figures for sentences, no row in a table.")
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="A recipe and seed that has a run, once more: only its cost and certificate count."
+        ),
+    ] = False,
     over: Annotated[bool, typer.Option("--over", help="Write over what has this name.")] = False,
     recipe: Annotated[
         Path | None,
@@ -69,7 +75,11 @@ def add(
     [green]spikezip results add measured.json --name sst2-minilm[/]
     """
     from spikezip.results import add_file, add_run
+    from spikezip.results.adding import AGAIN, RUNS, TRIED
 
+    if tried and again:
+        raise ConfigError("--tried and --again: a run is either given up, or shown for its cost; choose one")
+    kind = TRIED if tried else AGAIN if again else RUNS
     if recipe is not None and not recipe.is_file():
         raise ConfigError(f"--recipe {recipe} is not there")
     if name is not None and len(what) > 1:
@@ -77,11 +87,11 @@ def add(
     for one in what:
         if not one.exists():
             raise ConfigError(f"{one} is not there")
-        for option, given in (("--tried", tried), ("--recipe", recipe)):
+        for option, given in (("--tried", tried), ("--again", again), ("--recipe", recipe)):
             if given and one.is_file():
                 raise ConfigError(f"{option} is for runs; {one} is a file")
         done = add_file(one, into, name, over=over) if one.is_file() else None
-        say(f"{one} → {done or add_run(one, into, name, tried=tried, over=over, recipe=recipe)}")
+        say(f"{one} → {done or add_run(one, into, name, kind=kind, over=over, recipe=recipe)}")
 
 
 @results.command()

@@ -16,7 +16,7 @@ from spikezip.results.scrub import scrub
 from spikezip.show import attention_document
 from spikezip.show.attention_document import AttentionDocument
 
-RUNS, TRIED, MEASURED, ATTENTION = "runs", "tried", "measured", "attention"
+RUNS, AGAIN, TRIED, MEASURED, ATTENTION = "runs", "again", "tried", "measured", "attention"
 RESULTS, CERTIFICATE, RECIPE, VERSIONS = "results.json", "certificate.json", "recipe.yaml", "versions.json"
 
 
@@ -25,7 +25,7 @@ def add_run(
     into: str | Path,
     name: str | None = None,
     *,
-    tried: bool = False,
+    kind: str = RUNS,
     over: bool = False,
     recipe: str | Path | None = None,
 ) -> Path:
@@ -35,7 +35,8 @@ def add_run(
         run: the folder that `spikezip train` wrote.
         into: the folder of results.
         name: what to call it; else the name of its recipe, with the seed if that is not 0.
-        tried: it was given up for a better one: figures for sentences, but a row in no table.
+        kind: `RUNS`; or `AGAIN`, a recipe and seed that has a run already, once more: rows for what it cost and for its
+            certificate; or `TRIED`, given up for a better one: figures for sentences, but a row in no table.
         over: write over a run of that name.
         recipe: a file that says what the run computed, where that was set by hand from another recipe: the run then
             goes by its name. One that says otherwise is refused.
@@ -53,7 +54,7 @@ def add_run(
         settings = replace(settings, name=known.name, note=known.note)
         results |= {"recipe": known.name, "note": known.note}
     name = name or results["recipe"] + (f"-seed{results['seed']}" if results["seed"] else "")
-    folder = _free(Path(into) / (TRIED if tried else RUNS), name, over)
+    folder = _free(Path(into) / kind, name, over)
     folder.mkdir(parents=True, exist_ok=True)
     here = Path.cwd()
     _write(folder / RESULTS, scrub(results, here))

@@ -8,7 +8,7 @@ from typing import Any
 
 from spikezip.results import recipes
 from spikezip.results.folder import Results
-from spikezip.results.groups import Group, grouped
+from spikezip.results.groups import Group, grouped, once_more
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class Book:
     @cached_property
     def groups(self) -> list[Group]:
         return grouped(self.results.runs, self.recipes)
+
+    @cached_property
+    def again(self) -> list[Group]:
+        return once_more(self.results.again, self.results.runs, self.recipes)
 
     def link(self, target: Path) -> str:
         """The way from the page to a file."""

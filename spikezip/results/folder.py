@@ -1,6 +1,7 @@
 """The folder of results: metrics of runs and measurements, figures of others, and why an aim was missed.
 
 runs/NAME/       results.json, certificate.json, recipe.yaml, versions.json of a run, from `spikezip results add`
+again/NAME/      the same, of a recipe and seed that is in runs/ already: only its cost and certificate are shown
 tried/NAME/      the same, of a run that was given up for a better one: for sentences, in no table
 measured/*.json  what `spikezip measure --json` wrote
 attention/*.json what `spikezip attention --json` wrote
@@ -23,7 +24,7 @@ from spikezip.errors import CheckpointError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.document import Measurement
 from spikezip.results import recipes
-from spikezip.results.adding import ATTENTION, CERTIFICATE, MEASURED, RECIPE, RESULTS, RUNS, TRIED, VERSIONS
+from spikezip.results.adding import AGAIN, ATTENTION, CERTIFICATE, MEASURED, RECIPE, RESULTS, RUNS, TRIED, VERSIONS
 from spikezip.results.lookup import find
 from spikezip.show.attention_document import AttentionDocument
 
@@ -80,6 +81,7 @@ class Results:
 
     folder: Path
     runs: dict[str, Run]
+    again: dict[str, Run]
     tried: dict[str, Run]
     measured: dict[str, Measurement]
     attention: dict[str, AttentionDocument]
@@ -95,6 +97,7 @@ class Results:
         return cls(
             folder=folder,
             runs={path.name: _run(path) for path in _folders(folder / RUNS)},
+            again={path.name: _run(path) for path in _folders(folder / AGAIN)},
             tried={path.name: _run(path) for path in _folders(folder / TRIED)},
             measured={path.stem: Measurement.load(path) for path in _files(folder / MEASURED)},
             attention={path.stem: AttentionDocument.load(path) for path in _files(folder / ATTENTION)},
@@ -111,6 +114,7 @@ class Results:
     def documents(self) -> dict[str, dict[str, Any]]:
         """What single figures are looked up in, by kind and name: `runs/NAME` and so on."""
         found: dict[str, dict[str, Any]] = {f"{RUNS}/{name}": run.document() for name, run in self.runs.items()}
+        found |= {f"{AGAIN}/{name}": run.document() for name, run in self.again.items()}
         found |= {f"{TRIED}/{name}": run.document() for name, run in self.tried.items()}
         found |= {f"{MEASURED}/{name}": one.to_json() for name, one in self.measured.items()}
         found |= {f"{ATTENTION}/{name}": one.to_json() for name, one in self.attention.items()}

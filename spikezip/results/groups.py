@@ -92,9 +92,24 @@ def grouped(runs: Mapping[str, Run], known: Mapping[str, Any]) -> list[Group]:
                 f"{run.folder}: no table shows the data {run.results['data']['name']!r}; those of {', '.join(TITLES)} "
                 "are shown"
             )
-        key = json.dumps([run.results["recipe"], recipes.settings(run.recipe)], default=str)
-        found.setdefault(key, []).append(run)
-    return sorted((_group(members, known) for members in found.values()), key=_place)
+        found.setdefault(_settings(run), []).append(run)
+    return sorted((_group(members, known) for members in found.values()), key=place)
+
+
+def once_more(runs: Mapping[str, Run], first: Mapping[str, Run], known: Mapping[str, Any]) -> list[Group]:
+    """Runs that repeat one of the `first`, settings and seed: a group of its own for each, so that none is a mean."""
+    there = {(_settings(run), run.results["seed"]) for run in first.values()}
+    for run in runs.values():
+        if (_settings(run), run.results["seed"]) not in there:
+            raise ConfigError(
+                f"{run.folder} repeats no run: runs/ holds none of {run.results['recipe']} with its settings and the "
+                f"seed {run.results['seed']}; add it there, without --again"
+            )
+    return sorted((_group([run], known) for run in runs.values()), key=place)
+
+
+def _settings(run: Run) -> str:
+    return json.dumps([run.results["recipe"], recipes.settings(run.recipe)], default=str)
 
 
 def _group(runs: list[Run], known: Mapping[str, Any]) -> Group:
@@ -110,5 +125,6 @@ def _group(runs: list[Run], known: Mapping[str, Any]) -> Group:
     return Group(recipe, tuple(runs), changed)
 
 
-def _place(group: Group) -> tuple[int, str, int, str]:
+def place(group: Group) -> tuple[int, str, int, str]:
+    """Where it stands in a table: by data set and name."""
     return [*TITLES].index(group.data), group.recipe, group.levels, group.first.name

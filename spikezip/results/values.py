@@ -6,12 +6,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from spikezip.errors import ConfigError
+from spikezip.results.adding import AGAIN, RUNS, TRIED
 from spikezip.results.folder import Results
 from spikezip.results.lookup import find
 from spikezip.results.numbers import number, written
 
 SAMPLES = "samples"  # a format: so many samples, from a share
 LAST = "last"
+_OF_RUNS = (RUNS, AGAIN, TRIED)
 _CURVES = ("accuracy", "agreement", "spikes_per_neuron", "firing_rate")
 
 
@@ -59,7 +61,7 @@ def _at_step(results: Results, kind: str, name: str, curve: str, step: int | Non
     if kind == "measured":
         one = results.measured[name]
         found = one.at(curve, step or one.steps)
-    elif kind in ("runs", "tried") and curve in ("accuracy", "agreement"):
+    elif kind in _OF_RUNS and curve in ("accuracy", "agreement"):
         run = getattr(results, kind)[name]
         found = run.at(curve, step or len(run.curve(curve)))
     else:
@@ -74,7 +76,7 @@ def _samples(results: Results, path: str) -> int:
     kind, name, key = path.split("/", 2)
     if kind == "measured":
         return results.measured[name].data.samples
-    if kind not in ("runs", "tried"):
+    if kind not in _OF_RUNS:
         raise ConfigError(f"{path}: the number of samples is known for runs and measurements only")
     metrics = getattr(results, kind)[name].metrics
     return int(metrics["snn" if "@" in key or key.startswith("metrics.snn.") else "qann"]["samples"])

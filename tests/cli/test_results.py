@@ -48,6 +48,7 @@ def test_measurements_and_other_places(repository: Path) -> None:
     assert json.loads(Path("results/measured/vit.json").read_text("utf-8"))["name"] == "vit"
     ok("results", "add", "runs/a", "--into", "results", "--tried", "--name", "old")
     assert Path("results/tried/old/results.json").is_file()
+    assert ok("results", "add", "runs/a", "--again") == "runs/a → results/again/sst2-toy\n"
     Path("results/page.md").write_text("{{ table power }}", encoding="utf-8")
     ok("results", "build", "results", "--out", "there/page.md", "--recipes", "recipes")
     assert "](../results/measured/vit.json)" in Path("there/page.md").read_text("utf-8")
@@ -59,6 +60,8 @@ def test_mistakes(repository: Path) -> None:
     assert "one name cannot serve 2 things" in fails("results", "add", "runs/a", "runs/b", "--name", "x")
     toy.measurement().save("m.json")
     assert "--tried is for runs; m.json is a file" in fails("results", "add", "m.json", "--tried")
+    assert "--again is for runs; m.json is a file" in fails("results", "add", "m.json", "--again")
+    assert "--tried and --again: a run is either given up" in fails("results", "add", "runs/a", "--tried", "--again")
     assert "--recipe is for runs; m.json is a file" in fails(
         "results", "add", "m.json", "--recipe", "runs/a/recipe.yaml"
     )

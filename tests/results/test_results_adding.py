@@ -38,7 +38,8 @@ def test_names(tmp_path: Path) -> None:
     into = tmp_path / "results"
     assert add_run(toy.run(tmp_path / "a", toy.recipe(seed=3)), into).name == "sst2-toy-seed3"
     assert add_run(toy.run(tmp_path / "b"), into, "other").name == "other"
-    assert add_run(tmp_path / "b", into, "other", tried=True) == into / "tried" / "other"
+    assert add_run(tmp_path / "b", into, "other", kind="tried") == into / "tried" / "other"
+    assert add_run(tmp_path / "b", into, kind="again") == into / "again" / "sst2-toy"
     with pytest.raises(ConfigError, match="other is there already: choose another --name, or replace it with --over"):
         add_run(tmp_path / "b", into, "other")
     assert add_run(tmp_path / "b", into, "other", over=True).name == "other"

@@ -12,9 +12,10 @@ from spikezip.results import add_measurement, add_run, make
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A repository with one run, one that was given up, one measurement, and figures of others."""
+    """A repository with one run, the same once more, one that was given up, one measurement, and figures of others."""
     folder = toy.home(tmp_path, "", (toy.run(tmp_path / "run"), "toy"), recipes=(toy.recipe(),))
-    add_run(toy.run(tmp_path / "old", qann=0.86), folder / "results", "old", tried=True)
+    add_run(toy.run(tmp_path / "old", qann=0.86), folder / "results", "old", kind="tried")
+    add_run(toy.run(tmp_path / "more", qann=0.89), folder / "results", kind="again")
     add_measurement(toy.measurement("vit").save(tmp_path / "vit.json"), folder / "results")
     (folder / "results" / "quoted.yaml").write_text(toy.QUOTED, encoding="utf-8")
     (folder / "results" / "other").mkdir()
@@ -43,6 +44,8 @@ def page(home: Path, text: str) -> str:
         ("value runs/toy/metrics.qann.parameters millions", "22.7 M"),
         ("value runs/toy/metrics.qat.seconds duration", "300 s"),
         ("value tried/old/metrics.qann.accuracy percent", "86.00 %"),
+        ("value again/sst2-toy/metrics.qann.accuracy samples", "89"),
+        ("value again/sst2-toy/accuracy@2 percent", "80.00 %"),
         ("value measured/vit/latency.within.1.0 number", "2"),
         ("value measured/vit/energy.snn.total joules", "4.00 mJ"),
         ("value measured/vit/energy.paper.power_w watts", "12.3 mW"),

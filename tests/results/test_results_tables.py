@@ -10,7 +10,7 @@ import toy_results as toy
 
 from spikezip.errors import ConfigError
 from spikezip.measure.document import Model, OverTime
-from spikezip.results import add_measurement
+from spikezip.results import add_measurement, add_run
 from spikezip.training.recipe import Recipe
 
 AIM = [{"what": "QANN", "accuracy": 91.0, "source": "Paper, table 1"}]
@@ -268,6 +268,37 @@ def test_cost_of_training(tmp_path: Path) -> None:
     assert (row["together"], row["energy"]) == ("11 min", "50.0 Wh (nvml energy)")
     assert (other["certificate"], other["together"], other["energy"]) == ("–", "10 min", "–")
     assert "mr-toy: the power of 30 of these 40 s was not read." in text
+
+
+def test_a_run_once_more_has_a_cost_and_a_certificate_and_no_result(tmp_path: Path) -> None:
+    tables = "{{ table training }}\n\n{{ table certificates }}\n\n{{ table language }}"
+    folder = home(tmp_path, tables, (toy.recipe(), {}), (toy.recipe(seed=1), {"qann": 0.92}), recipes=(toy.recipe(),))
+    joules = {name: {"joules": 36_000.0, "seconds": 10.0} for name in ("finetune", "relu", "qat", "snn")}
+    repeated = toy.run(tmp_path / "more", toy.recipe(seed=1), qann=0.86, stages=joules)
+    add_run(repeated, folder / "results", "repeated", kind="again")
+    costs, certificates, results = (rows(text) for text in toy.built(folder).split("\n\n") if text.startswith("| "))
+    assert [row["recipe"] for row in costs] == [
+        "[sst2-toy](../recipes/sst2-toy.yaml)",
+        "[sst2-toy](../recipes/sst2-toy.yaml), once more",
+    ]
+    assert [row["QANN, %"] for row in costs] == ["91.00 ± 1.41 (2)", "86.00"]
+    assert [row["energy"] for row in costs] == ["–", "40.0 Wh"]
+    assert [row["network"] for row in certificates][2:] == [
+        "[repeated](../results/again/repeated/certificate.json), once more",
+        "**together**",
+    ]
+    assert certificates[-1]["codes compared"] == "**37,035**"
+    assert [row["QANN"] for row in results] == ["91.00 ± 1.41 (2)"]
+
+
+@pytest.mark.parametrize("other", [toy.recipe(seed=1), toy.recipe("sst2-other"), toy.recipe(levels=8)])
+def test_once_more_needs_a_first_time(tmp_path: Path, other: Recipe) -> None:
+    folder = home(tmp_path, "{{ table training }}", (toy.recipe(), {}))
+    add_run(toy.run(tmp_path / "more", other), folder / "results", "repeated", kind="again")
+    with pytest.raises(
+        ConfigError, match=rf"repeated repeats no run: runs/ holds none of {other.name} with its settin"
+    ):
+        toy.built(folder)
 
 
 def test_measurements_over_time(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ _HEAD = ("network", "data", "samples", "sites", "codes compared", "mismatches", 
 
 def certificates(book: Book) -> Table:
     """A row for each run and each measurement that has one, and their sum."""
-    found = [
-        (link(name, book.link(run.folder / "certificate.json")), TITLES[run.results["data"]["name"]], run.certificate)
-        for name, run in book.results.runs.items()
-    ]
+    found = []
+    for runs, again in ((book.results.runs, ""), (book.results.again, ", once more")):
+        for name, run in runs.items():
+            linked = link(name, book.link(run.folder / "certificate.json"))
+            found.append((f"{linked}{again}", TITLES[run.results["data"]["name"]], run.certificate))
     for name, one in book.results.measured_with(integers=True).items():
         if one.certificate is not None:
             stagger = f", stagger {one.settings.stagger:g}" if one.settings.stagger else ""

@@ -5,7 +5,7 @@ from typing import Any
 
 from spikezip.measure.document import Measurement
 from spikezip.results.book import Book
-from spikezip.results.groups import TITLES, Group
+from spikezip.results.groups import TITLES, Group, place
 from spikezip.results.markdown import Table, link
 from spikezip.results.numbers import DASH, decimal, duration, number, si, spread
 
@@ -54,11 +54,12 @@ def _joules(one: Measurement, network: str) -> float:
 
 
 def training(book: Book) -> Table:
-    """All runs: seconds of every stage, energy where it was read, the device."""
+    """All runs, also those once more: seconds of every stage, energy where it was read, the device."""
     head = ("recipe", "data", "device", "float", "ReLU", "quantized", "certificate", "together", "energy", "QANN, %")
+    shown = [(group, "") for group in book.groups] + [(group, ", once more") for group in book.again]
     rows = [
         (
-            book.recipe_link(group.recipe, group),
+            book.recipe_link(group.recipe, group) + again,
             TITLES[group.data],
             ", ".join(dict.fromkeys(run.device for run in group.runs)),
             *(_seconds(group, name) for name in (*_TRAININGS, "snn")),
@@ -66,7 +67,7 @@ def training(book: Book) -> Table:
             _energy(group),
             spread(group.stage("qann")),
         )
-        for group in book.groups
+        for group, again in sorted(shown, key=lambda one: place(one[0]))
     ]
     notes = [f"{text}." for text in _notes(book)]
     return Table(head, tuple(rows), left=("data", "device"), notes=tuple(notes))
@@ -97,7 +98,7 @@ def _notes(book: Book) -> list[str]:
     """What runs say about figures that they do not have."""
     found = (
         (group.recipe, stage["cost_note"])
-        for group in book.groups
+        for group in (*book.groups, *book.again)
         for run in group.runs
         for stage in run.metrics.values()
         if stage.get("cost_note")
