@@ -64,7 +64,7 @@ class Group:
     def network(self) -> str:
         """What the note of the recipe calls it: `MiniLM on SST-2, 32 levels` is about MiniLM."""
         name, on, _ = str(self.first.recipe.note).partition(" on ")
-        return name if on else self.recipe
+        return name.rstrip(",") if on else self.recipe
 
     def each(self, read: Callable[[Run], float | None]) -> list[float | None]:
         return [read(run) for run in self.runs]

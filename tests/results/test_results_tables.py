@@ -168,6 +168,12 @@ def test_figures_of_others_stand_beside_ours_with_their_digits(tmp_path: Path) -
             toy.built(folder)
 
 
+def test_a_clause_in_a_name_leaves_no_comma(tmp_path: Path) -> None:
+    folder = home(tmp_path, "{{ table language-beside }}", (toy.recipe(note="Toy, trained long, on SST-2"), {}))
+    (folder / "results" / "quoted.yaml").write_text(toy.QUOTED, encoding="utf-8")
+    assert [row["method"] for row in rows(toy.built(folder))] == ["*Other*", "Toy, trained long, 16 levels"]
+
+
 def test_floats_have_a_table_of_their_own(tmp_path: Path) -> None:
     page = "{{ table floats }}\n\n{{ table certificates }}\n\n{{ table power }}"
     folder = home(tmp_path, page, (toy.recipe(), {"wrong": 617}))
