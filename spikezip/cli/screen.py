@@ -1,7 +1,9 @@
 """What people see: results on stdout; progress, warnings and errors on stderr."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+SECONDS_PER_LINE = 60.0  # of progress, where there is no terminal
 
 
 def out() -> Console:
@@ -66,8 +70,11 @@ class Rate(ProgressColumn):
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Any]:
-    """A bar while samples go through; yields a function that is told how many are done so far."""
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar while samples go through, or a line now and then in a log; yields what is told how many are done so far."""
+    if not err().is_terminal:
+        yield _lines(what, total)
+        return
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -77,8 +84,34 @@ def progress(what: str, total: int) -> Iterator[Any]:
         TimeRemainingColumn(),
         console=err(),
         transient=True,
-        disable=not err().is_terminal,
     )
     with bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+def _lines(what: str, total: int) -> Callable[[int], None]:
+    """For a log, where a bar would be noise and silence for an hour a worry: short work says nothing."""
+    start = said = monotonic()
+
+    def tell(done: int) -> None:
+        nonlocal said
+        now = monotonic()
+        if now - said < SECONDS_PER_LINE or not 0 < done < total:
+            return
+        said = now
+        left = (now - start) * (total - done) / done
+        _line(f"{what}: {done:,} of {total:,}, about {_duration(left)} left", "")
+
+    return tell
+
+
+def _duration(seconds: float) -> str:
+    """Whole minutes and hours.
+
+    Example:
+        >>> _duration(20), _duration(150), _duration(7300)
+        ('1 min', '3 min', '2 h 2 min')
+    """
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
