@@ -9,7 +9,7 @@ import pytest
 import toy_results as toy
 
 from spikezip.errors import ConfigError
-from spikezip.measure.document import Model, OverTime
+from spikezip.measure.document import Answers, Model, OverTime
 from spikezip.results import add_measurement, add_run
 from spikezip.training.recipe import Recipe
 
@@ -215,6 +215,45 @@ def test_all_certificates(tmp_path: Path) -> None:
     assert (together["codes compared"], together["mismatches"]) == ("**37,035**", "**7**")
     assert "**Not exact**: [1-sst2-toy]" in text
     assert "All are exact" not in text
+
+
+def test_a_checkpoint_measured_beside_its_run(tmp_path: Path) -> None:
+    page = "{{ table reproduced 0-sst2-toy=again }}"
+    folder = home(tmp_path, page, (toy.recipe(), {"curve": (0.2, 0.8), "qann": 0.8}))
+    own = json.loads((folder / "results" / "runs" / "0-sst2-toy" / "certificate.json").read_text("utf-8"))
+    here = own | {"settings": own["settings"] | {"device": "cpu (toy)"}}
+
+    def measured(**more: Any) -> None:
+        one = toy.measurement("again", **({"certificate": here} | more))
+        add_measurement(one.save(tmp_path / "m.json"), folder / "results", over=True)
+
+    measured()
+    text = toy.built(folder)
+    run, again = rows(text)
+    assert run["network"] == "[0-sst2-toy](../results/runs/0-sst2-toy/results.json)"
+    assert again["network"] == "[again](../results/measured/again.json), measured"
+    assert (run["device"], again["device"]) == ("Toy GPU, toy neuron", "toy, toy neuron")
+    for row in (run, again):
+        assert [row[key] for key in ("samples", "QANN", "T = 16", "settled")] == ["100", "80.00", "80.00", "80.00"]
+    assert "have the same accuracy in both rows" in text
+
+    measured(qann=Answers(0.81, 1.0))
+    assert "**Not the same** as QANN or settled: 0-sst2-toy." in toy.built(folder)
+    for words, problem in (
+        ("", "table reproduced needs at least one pair, written RUN=MEASUREMENT"),
+        ("0-sst2-toy", "0-sst2-toy: there is no measured/; a pair is written RUN=MEASUREMENT"),
+        ("toy=again", "toy=again: there is no runs/toy;"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            toy.built(toy.home(folder, f"{{{{ table reproduced {words} }}}}"))
+    toy.home(folder, page)
+    for certificate, problem in (
+        (None, "measured/again was not compared with the QANN: measure it with --qann"),
+        (here | {"samples": 10}, "measured/again has 10 samples and runs/0-sst2-toy 100: measure all of them"),
+    ):
+        measured(certificate=certificate)
+        with pytest.raises(ConfigError, match=problem):
+            toy.built(folder)
 
 
 def test_power(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from spikezip.results.book import Book
 from spikezip.results.markdown import Table
 from spikezip.results.tables import costs, over_time, quoted, tasks
 from spikezip.results.tables.certificates import certificates, floats
+from spikezip.results.tables.reproduced import reproduced
 
 WHOLE: dict[str, Callable[[Book], Table]] = {
     "language": tasks.language,
@@ -23,6 +24,7 @@ WHOLE: dict[str, Callable[[Book], Table]] = {
     "training-quoted": quoted.training,
 }
 OF_MEASUREMENTS = ("over-time", "latency", "activity")
+OF_PAIRS: dict[str, Callable[[Book, Sequence[str]], Table]] = {"reproduced": reproduced}
 
 
 def table(book: Book, name: str, words: Sequence[str]) -> Table:
@@ -30,15 +32,19 @@ def table(book: Book, name: str, words: Sequence[str]) -> Table:
 
     Args:
         book: what it is made from.
-        name: one of `WHOLE`, which take no more words, or of `OF_MEASUREMENTS`.
-        words: names of measurements; for `over-time` also the steps, as `at=1,4,8`.
+        name: one of `WHOLE`, which take no more words, of `OF_MEASUREMENTS` or of `OF_PAIRS`.
+        words: names of measurements; for `over-time` also the steps, as `at=1,4,8`; or pairs, as `RUN=MEASUREMENT`.
     """
     if name in WHOLE:
         if words:
             raise ConfigError(f"table {name} takes no more words, not {' '.join(words)}")
         return WHOLE[name](book)
+    if name in OF_PAIRS:
+        if not words:
+            raise ConfigError(f"table {name} needs at least one pair, written RUN=MEASUREMENT")
+        return OF_PAIRS[name](book, words)
     if name not in OF_MEASUREMENTS:
-        known = [*WHOLE, *OF_MEASUREMENTS]
+        known = [*WHOLE, *OF_MEASUREMENTS, *OF_PAIRS]
         close = get_close_matches(name, known, n=1)
         question = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(f"there is no table {name!r}: {question}choose among {', '.join(known)}")

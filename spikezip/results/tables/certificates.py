@@ -45,7 +45,7 @@ def floats(book: Book) -> Table:
         other = round((1 - one.over_time.agreement[-1]) * found.samples)
         share = f"{100 * found.mismatches / found.codes:.2f}"
         counts = (number(found.samples), number(found.codes), number(found.mismatches), share, number(other))
-        rows.append((_linked(book, name), _data(one), *counts, _t_eq(found)))
+        rows.append((_linked(book, name), _data(one), *counts, t_eq(found)))
     return Table(head, tuple(rows), left=("data",), notes=("*T_eq*: median / 99 % / largest.",))
 
 
@@ -58,17 +58,18 @@ def _data(one: Measurement) -> str:
     return TITLES.get(data, data)
 
 
-def _t_eq(one: Certificate) -> str:
+def t_eq(one: Certificate) -> str:
+    """Median / 99 % / largest."""
     return " / ".join(DASH if one.t_eq[key] is None else str(one.t_eq[key]) for key in ("median", "p99", "max"))
 
 
 def _row(name: str, data: str, one: Certificate) -> tuple[str, ...]:
     counts = (number(one.samples), number(one.sites), number(one.codes), number(one.mismatches))
-    return (name, data, *counts, _t_eq(one), _device(one))
+    return (name, data, *counts, t_eq(one), device(one))
 
 
-def _device(one: Certificate) -> str:
+def device(one: Certificate) -> str:
     """`cuda (NVIDIA H200)` and `torch eager, triton neuron`, in fewer words."""
-    device = re.sub(r"^\w+ \((.*)\)$", r"\1", one.settings["device"])
+    name = re.sub(r"^\w+ \((.*)\)$", r"\1", one.settings["device"])
     neurons = one.settings["backend"].removeprefix("torch eager")
-    return f"{device}{neurons}"
+    return f"{name}{neurons}"
