@@ -43,6 +43,19 @@ def test_a_card_is_what_the_figures_give(folder: Path, monkeypatch: pytest.Monke
     assert make["card"](Path("zoo") / folder.name, name[1], origin[1]) == card
 
 
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_what_a_cpu_gives_is_on_the_card(folder: Path) -> None:
+    measured = folder.parents[1] / "results" / "measured" / f"{folder.name}.json"
+    found = json.loads(measured.read_text("utf-8"))
+    results = json.loads((folder / "results.json").read_text("utf-8"))
+    assert found["data"]["samples"] == results["metrics"]["qann"]["samples"], "all of them"
+    assert found["certificate"]["exact"]
+    assert found["qann"]["accuracy"] == found["over_time"]["accuracy"][-1]
+    card = " ".join((folder / "README.md").read_text("utf-8").split())
+    assert f"on cpu (x86_64), all {found['data']['samples']:,} samples: QANN " in card
+    assert f"SNN at equilibrium {100 * found['qann']['accuracy']:.2f} %; exact" in card
+
+
 def test_the_zoo_is_listed() -> None:
     readme = (FOLDERS[0].parent / "README.md").read_text("utf-8")
     assert all(f"]({folder.name})" in readme for folder in FOLDERS)

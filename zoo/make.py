@@ -4,7 +4,8 @@
     python zoo/make.py runs/sst2-minilm zoo/sst2-minilm --results results/runs/sst2-minilm \\
         --data-name sst2 --from "all-MiniLM-L6-v2 (Apache-2.0)"
 
-Every figure on the card comes from there.
+Every figure on the card comes from there, and from results/measured/NAME.json where the network was measured from its
+folder in the zoo, on another device.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 FIGURES = ("results.json", "certificate.json", "recipe.yaml")
+MEASURED = Path(__file__).parents[1] / "results" / "measured"
 LARGEST = 25_000_000  # bytes per network
 CARD = """\
 ---
@@ -38,7 +40,7 @@ every site. {levels} levels per site, weights on a grid of {bits} bits{embedding
 
 **Certificate** ([`certificate.json`](certificate.json)): {exact}, {certified:,} samples, {codes:,} codes compared at
 {sites} sites, {mismatches} mismatches; T_eq median {median}, 99 % {p99}, maximum {maximum}. Made on {device}.
-
+{elsewhere}
 ```python
 import spikezip
 
@@ -61,6 +63,22 @@ def rows(metrics: dict[str, Any]) -> str:
     lines += [f"| SNN at T = {steps} | {100 * value:.2f} % |" for steps, value in snn["accuracy_at"].items()]
     lines.append(f"| **SNN at equilibrium** | {100 * snn['accuracy']:.2f} % |")
     return "\n".join(lines)
+
+
+def elsewhere(name: str, samples: int) -> str:
+    """What `spikezip measure` gave from this folder, if it was asked for all samples."""
+    file = MEASURED / f"{name}.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if found is None or found["data"]["samples"] != samples:
+        return ""
+    certificate, qann, settled = found["certificate"], found["qann"]["accuracy"], found["over_time"]["accuracy"][-1]
+    exact = "exact" if certificate["exact"] else "NOT exact"
+    return f"""
+**Measured from this folder** on {found["device"]}, all {samples:,} samples:
+QANN {100 * qann:.2f} %, SNN at equilibrium {100 * settled:.2f} %; {exact}, {certificate["codes"]:,}
+codes compared, {certificate["mismatches"]} mismatches. LayerNorm and softmax differ in their last bits from device to
+device: a sample may be answered otherwise on another.
+"""
 
 
 def card(folder: Path, data_name: str, origin: str) -> str:
@@ -89,6 +107,7 @@ def card(folder: Path, data_name: str, origin: str) -> str:
         p99=certificate["t_eq"]["p99"],
         maximum=certificate["t_eq"]["max"],
         device=certificate["settings"]["device"],
+        elsewhere=elsewhere(folder.name, metrics["qann"]["samples"]),
         folder=folder,
         data_name=data_name,
         needed=needed(folder, origin),
