@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import spikezip
+from spikezip.results.folder import Results
 from spikezip.training import load_recipe
 
 FOLDERS = sorted(path.parent for path in (Path(__file__).parents[1] / "zoo").glob("*/spikezip.json"))
@@ -24,8 +25,6 @@ def test_a_network_of_the_zoo(folder: Path) -> None:
     results = json.loads((folder / "results.json").read_text("utf-8"))
     assert results["metrics"]["qann"]["accuracy"] == results["metrics"]["snn"]["accuracy"]
     assert load_recipe(folder / "recipe.yaml").stages.qat is not None
-    card = (folder / "README.md").read_text("utf-8")
-    assert f"{100 * results['metrics']['qann']['accuracy']:.2f} %" in card
     for file in (*folder.glob("*.json"), *folder.glob("*.yaml"), folder / "README.md"):
         if file.name != "tokenizer.json":
             assert not re.search(r'["\s](/[a-z]+/|[A-Z]:\\)', file.read_text("utf-8")), file
@@ -44,16 +43,23 @@ def test_a_card_is_what_the_figures_give(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_what_a_cpu_gives_is_on_the_card(folder: Path) -> None:
-    measured = folder.parents[1] / "results" / "measured" / f"{folder.name}.json"
-    found = json.loads(measured.read_text("utf-8"))
-    results = json.loads((folder / "results.json").read_text("utf-8"))
-    assert found["data"]["samples"] == results["metrics"]["qann"]["samples"], "all of them"
-    assert found["certificate"]["exact"]
-    assert found["qann"]["accuracy"] == found["over_time"]["accuracy"][-1]
-    card = " ".join((folder / "README.md").read_text("utf-8").split())
-    assert f"on cpu (x86_64), all {found['data']['samples']:,} samples: QANN " in card
-    assert f"SNN at equilibrium {100 * found['qann']['accuracy']:.2f} %; exact" in card
+def test_the_card_and_the_row_are_what_a_cpu_gives(folder: Path) -> None:
+    results = Results.read(folder.parents[1] / "results")
+    here = results.measured[folder.name]
+    (run,) = (run for run in results.runs.values() if run.checkpoint is here)
+    assert run.own == json.loads((folder / "results.json").read_text("utf-8"))["metrics"]
+    assert here.data.samples == run.own["qann"]["samples"], "all of them"
+    assert here.device.startswith("cpu")
+    assert here.certificate is not None
+    assert here.certificate["exact"]
+    assert here.qann is not None
+    assert run.metrics["qann"]["accuracy"] == run.metrics["snn"]["accuracy"] == here.qann.accuracy
+    card = (folder / "README.md").read_text("utf-8")
+    for title in ("**QANN**", "**SNN at equilibrium**"):
+        assert f"| {title} | {100 * run.metrics['qann']['accuracy']:.2f} % |" in card
+    listed = (folder.parent / "README.md").read_text("utf-8")
+    assert re.search(rf"\]\({folder.name}\) \|.*\| {100 * run.metrics['qann']['accuracy']:.2f} % \|", listed)
+    assert f"the QANN had {100 * run.own['qann']['accuracy']:.2f} %" in card
 
 
 def test_the_zoo_is_listed() -> None:

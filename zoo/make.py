@@ -4,8 +4,8 @@
     python zoo/make.py runs/sst2-minilm zoo/sst2-minilm --results results/runs/sst2-minilm \\
         --data-name sst2 --from "all-MiniLM-L6-v2 (Apache-2.0)"
 
-Every figure on the card comes from there, and from results/measured/NAME.json where the network was measured from its
-folder in the zoo, on another device.
+Every figure on the card comes from there. Those of QANN and SNN are what was measured from the folder in the zoo, where
+results/measured/NAME.json says so for all samples: on the card stands what a reader can measure.
 """
 
 import argparse
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from spikezip.measure.document import Measurement
+from spikezip.results.checkpoints import as_measured
 
 FIGURES = ("results.json", "certificate.json", "recipe.yaml")
 MEASURED = Path(__file__).parents[1] / "results" / "measured"
@@ -35,12 +38,11 @@ every site. {levels} levels per site, weights on a grid of {bits} bits{embedding
 |---|---|
 {rows}
 
-{samples:,} test samples ({data_note}) Seed {seed}. Recipe: [`recipe.yaml`](recipe.yaml), all figures:
+{samples:,} test samples ({data_note}) Seed {seed}. Recipe: [`recipe.yaml`](recipe.yaml), figures of the run:
 [`results.json`](results.json). Starting point: {origin}.
+{measured}
+**Certificate** of the run ([`certificate.json`](certificate.json)): {compared}.
 
-**Certificate** ([`certificate.json`](certificate.json)): {exact}, {certified:,} samples, {codes:,} codes compared at
-{sites} sites, {mismatches} mismatches; T_eq median {median}, 99 % {p99}, maximum {maximum}. Made on {device}.
-{elsewhere}
 ```python
 import spikezip
 
@@ -65,26 +67,41 @@ def rows(metrics: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def elsewhere(name: str, samples: int) -> str:
-    """What `spikezip measure` gave from this folder, if it was asked for all samples."""
+def measurement(name: str, samples: int) -> Measurement | None:
+    """What `spikezip measure` gave from the folder of this name, if it was asked for all samples."""
     file = MEASURED / f"{name}.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    if found is None or found["data"]["samples"] != samples:
-        return ""
-    certificate, qann, settled = found["certificate"], found["qann"]["accuracy"], found["over_time"]["accuracy"][-1]
-    exact = "exact" if certificate["exact"] else "NOT exact"
+    found = Measurement.load(file) if file.is_file() else None
+    return found if found is not None and found.data.samples == samples else None
+
+
+def measured(one: Measurement, metrics: dict[str, Any], there: str) -> str:
+    """Where QANN and SNN were measured, and what they had where the network was trained."""
+    qann, settled = (100 * metrics[key]["accuracy"] for key in ("qann", "snn"))
     return f"""
-**Measured from this folder** on {found["device"]}, all {samples:,} samples:
-QANN {100 * qann:.2f} %, SNN at equilibrium {100 * settled:.2f} %; {exact}, {certificate["codes"]:,}
-codes compared, {certificate["mismatches"]} mismatches. LayerNorm and softmax differ in their last bits from device to
-device: a sample may be answered otherwise on another.
+**QANN and SNN** as measured from this folder: {compared(one.certificate)}. There
+`spikezip measure` gives these rows again. On {there}, where the network was trained, the QANN had {qann:.2f} % and
+the SNN at equilibrium {settled:.2f} %: LayerNorm and softmax differ in their last bits from device to device.
 """
+
+
+def compared(certificate: dict[str, Any] | None) -> str:
+    """A certificate in words."""
+    if certificate is None:
+        raise SystemExit("the measurement has no certificate: measure with --qann")
+    exact = "exact" if certificate["exact"] else "NOT exact"
+    samples, codes, sites, wrong = (certificate[key] for key in ("samples", "codes", "sites", "mismatches"))
+    median, most, largest = (certificate["t_eq"][key] for key in ("median", "p99", "max"))
+    return (
+        f"{exact}, {samples:,} samples,\n{codes:,} codes compared at {sites} sites, {wrong} mismatches; "
+        f"T_eq median {median},\n99 % {most}, maximum {largest}; on {certificate['settings']['device']}"
+    )
 
 
 def card(folder: Path, data_name: str, origin: str) -> str:
     results, certificate = (json.loads((folder / name).read_text(encoding="utf-8")) for name in FIGURES[:2])
     metrics, quantization = results["metrics"], certificate["settings"]["quantization"]
     embedding = quantization.get("embedding_bits")
+    one = measurement(folder.name, metrics["qann"]["samples"])
     return CARD.format(
         name=results["recipe"],
         note=results.get("note") or f"Trained on {results['data']['name']}",
@@ -93,21 +110,13 @@ def card(folder: Path, data_name: str, origin: str) -> str:
         embedding=f", embedding tables on {embedding} bits" if embedding else "",
         parameters=metrics["qann"]["parameters"],
         size=sum(file.stat().st_size for file in folder.glob("model*.safetensors")) / 1e6,
-        rows=rows(metrics),
+        rows=rows(as_measured(metrics, one) if one else metrics),
         samples=metrics["qann"]["samples"],
         data_note=results["data"]["note"],
         seed=results["seed"],
         origin=origin,
-        exact="exact" if certificate["exact"] else "NOT exact",
-        certified=certificate["samples"],
-        codes=certificate["codes"],
-        sites=certificate["sites"],
-        mismatches=certificate["mismatches"],
-        median=certificate["t_eq"]["median"],
-        p99=certificate["t_eq"]["p99"],
-        maximum=certificate["t_eq"]["max"],
-        device=certificate["settings"]["device"],
-        elsewhere=elsewhere(folder.name, metrics["qann"]["samples"]),
+        measured=measured(one, metrics, certificate["settings"]["device"]) if one else "",
+        compared=compared(certificate),
         folder=folder,
         data_name=data_name,
         needed=needed(folder, origin),

@@ -8,27 +8,29 @@ attention/*.json what `spikezip attention --json` wrote
 other/*.json     figures from elsewhere in the repository
 quoted.yaml      figures of others, each with its source
 reasons.yaml     recipe → why its aim was missed
+checkpoints.yaml run → measurement of its checkpoint: its row says what was measured there (`checkpoints.py`)
 page.md          the page: prose with directives
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from spikezip.errors import CheckpointError, InputError
+from spikezip.errors import CheckpointError, ConfigError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.document import Measurement
 from spikezip.results import recipes
 from spikezip.results.adding import AGAIN, ATTENTION, CERTIFICATE, MEASURED, RECIPE, RESULTS, RUNS, TRIED, VERSIONS
+from spikezip.results.checkpoints import as_measured, certificate_of
 from spikezip.results.lookup import find
 from spikezip.show.attention_document import AttentionDocument
 
-OTHER, QUOTED, REASONS, PAGE = "other", "quoted.yaml", "reasons.yaml", "page.md"
+OTHER, QUOTED, REASONS, CHECKPOINTS, PAGE = "other", "quoted.yaml", "reasons.yaml", "checkpoints.yaml", "page.md"
 # Without these there is no row in a table.
 _NEEDED = (
     *("recipe", "seed", "data.name", "metrics.qann.accuracy", "metrics.qann.samples", "metrics.qann.parameters"),
@@ -38,16 +40,23 @@ _NEEDED = (
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: figures, certificate, recipe."""
+    """A finished run: figures, certificate, recipe. `checkpoint`: a measurement of its network, if that can be had."""
 
     name: str
     folder: Path
     results: dict[str, Any]
     certificate: Certificate
     recipe: Any
+    checkpoint: Measurement | None = None
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """Those of QANN and SNN are what was measured from the checkpoint, if there is one."""
+        return self.own if self.checkpoint is None else as_measured(self.own, self.checkpoint)
 
     @property
-    def metrics(self) -> dict[str, Any]:
+    def own(self) -> dict[str, Any]:
+        """What the run itself had, on its device."""
         found: dict[str, Any] = self.results["metrics"]
         return found
 
@@ -61,6 +70,8 @@ class Run:
 
     def at(self, name: str, step: int) -> float | None:
         """The same at one step. Past the last one it stays as it ended, if every sample had settled; else None."""
+        if self.checkpoint is not None:
+            return self.checkpoint.at(name, step)
         values = self.curve(name)
         if step > len(values) and self.certificate.unsettled:
             return None
@@ -70,6 +81,8 @@ class Run:
         """Everything under one roof, for single figures."""
         return {
             **self.results,
+            "metrics": self.metrics,
+            "own": self.own,
             "certificate": json.loads(self.certificate.to_json()),
             "settings": self.recipe.to_json(),
         }
@@ -94,12 +107,13 @@ class Results:
         folder = Path(folder)
         if not (folder / PAGE).is_file():
             raise InputError(f"{folder} is not a folder of results: it holds no {PAGE}")
+        measured = {path.stem: Measurement.load(path) for path in _files(folder / MEASURED)}
         return cls(
             folder=folder,
-            runs={path.name: _run(path) for path in _folders(folder / RUNS)},
+            runs=_with_checkpoints({path.name: _run(path) for path in _folders(folder / RUNS)}, measured, folder),
             again={path.name: _run(path) for path in _folders(folder / AGAIN)},
             tried={path.name: _run(path) for path in _folders(folder / TRIED)},
-            measured={path.stem: Measurement.load(path) for path in _files(folder / MEASURED)},
+            measured=measured,
             attention={path.stem: AttentionDocument.load(path) for path in _files(folder / ATTENTION)},
             other={path.stem: _json(path) for path in _files(folder / OTHER)},
             quoted=_yaml(folder / QUOTED),
@@ -143,6 +157,17 @@ def _run(folder: Path) -> Run:
     except (ValueError, CheckpointError) as error:
         raise InputError(f"{folder / CERTIFICATE}: {error}") from None
     return Run(folder.name, folder, results, certificate, recipes.load(folder / RECIPE))
+
+
+def _with_checkpoints(runs: dict[str, Run], measured: Mapping[str, Measurement], folder: Path) -> dict[str, Run]:
+    found = dict(runs)
+    for name, word in _yaml(folder / CHECKPOINTS).items():
+        for kind, known, wanted in ((RUNS, runs, name), (MEASURED, measured, word)):
+            if wanted not in known:
+                raise ConfigError(f"{CHECKPOINTS}, {name}: there is no {kind}/{wanted}; a line is RUN: MEASUREMENT")
+        certificate_of(measured[word], runs[name].certificate, name)
+        found[name] = replace(runs[name], checkpoint=measured[word])
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def run(
     settings = {
         "device": "cuda (Toy GPU)",
         "backend": "torch eager, toy neuron",
+        "model_class": "Toy",
         "quantization": {"levels": levels, "weight_bits": 8},
     }
     certificate = Certificate(not wrong, 5, 12_345, 100, wrong, 0, 0, None, t_eq, settings)

@@ -17,6 +17,7 @@ WHOLE: dict[str, Callable[[Book], Table]] = {
     "language-beside": quoted.language,
     "vision-beside": quoted.vision,
     "certificates": certificates,
+    "reproduced": reproduced,
     "floats": floats,
     "power": costs.power,
     "power-quoted": quoted.power,
@@ -24,7 +25,6 @@ WHOLE: dict[str, Callable[[Book], Table]] = {
     "training-quoted": quoted.training,
 }
 OF_MEASUREMENTS = ("over-time", "latency", "activity")
-OF_PAIRS: dict[str, Callable[[Book, Sequence[str]], Table]] = {"reproduced": reproduced}
 
 
 def table(book: Book, name: str, words: Sequence[str]) -> Table:
@@ -32,19 +32,15 @@ def table(book: Book, name: str, words: Sequence[str]) -> Table:
 
     Args:
         book: what it is made from.
-        name: one of `WHOLE`, which take no more words, of `OF_MEASUREMENTS` or of `OF_PAIRS`.
-        words: names of measurements; for `over-time` also the steps, as `at=1,4,8`; or pairs, as `RUN=MEASUREMENT`.
+        name: one of `WHOLE`, which take no more words, or of `OF_MEASUREMENTS`.
+        words: names of measurements; for `over-time` also the steps, as `at=1,4,8`.
     """
     if name in WHOLE:
         if words:
             raise ConfigError(f"table {name} takes no more words, not {' '.join(words)}")
         return WHOLE[name](book)
-    if name in OF_PAIRS:
-        if not words:
-            raise ConfigError(f"table {name} needs at least one pair, written RUN=MEASUREMENT")
-        return OF_PAIRS[name](book, words)
     if name not in OF_MEASUREMENTS:
-        known = [*WHOLE, *OF_MEASUREMENTS, *OF_PAIRS]
+        known = [*WHOLE, *OF_MEASUREMENTS]
         close = get_close_matches(name, known, n=1)
         question = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(f"there is no table {name!r}: {question}choose among {', '.join(known)}")

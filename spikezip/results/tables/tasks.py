@@ -18,6 +18,7 @@ _NOTE = (
     "T = {}, in %."
 )
 _CHOSEN = "† Some stage kept the network that was best on the very data that it is tested on."
+_MEASURED = "‡ QANN and SNN as measured from the checkpoint on {}: `spikezip measure` gives this again there."
 
 
 def language(book: Book) -> Table:
@@ -40,6 +41,8 @@ def _tasks(book: Book, data: Mapping[str, str], at: tuple[int, ...]) -> Table:
     rows = tuple(_row(book, group, at) for group in groups)
     notes = [_NOTE.format(at[-1]) + (" Mean ± standard deviation (number of seeds)." if _several(groups) else "")]
     notes += [_CHOSEN] if any(_chosen(group) for group in groups) else []
+    devices = {run.checkpoint.device for group in groups for run in group.runs if run.checkpoint is not None}
+    notes += [_MEASURED.format(" or ".join(sorted(devices)))] if devices else []
     notes += _missed(book, groups)
     waiting = _not_run(book, data, {group.recipe for group in groups})
     return _without_empty(Table(head, rows, notes=(*notes, waiting.markdown()) if waiting.rows else tuple(notes)))
@@ -69,7 +72,7 @@ def _row(book: Book, group: Group, at: tuple[int, ...]) -> tuple[str, ...]:
         spread(gelu),
         spread(relu),
         spread(group.stage("quantize")),
-        spread(group.stage("qann")) + ("†" if _chosen(group) else ""),
+        spread(group.stage("qann")) + ("†" if _chosen(group) else "") + _measured(group),
         *(spread([run.at("accuracy", step) for run in group.runs]) for step in at),
         spread(group.stage("snn")),
         " / ".join(_range([run.metrics["snn"]["t_eq"][key] for run in group.runs]) for key in ("median", "max")),
@@ -95,6 +98,16 @@ def _range(values: list[int | None]) -> str:
 
 def _chosen(group: Group) -> bool:
     return any(stage.get("chosen_on_test") for run in group.runs for stage in run.metrics.values())
+
+
+def _measured(group: Group) -> str:
+    """A mark, with the seeds that it holds for, where these are not all."""
+    count = sum(run.checkpoint is not None for run in group.runs)
+    return "" if not count else "‡" if count == len(group.runs) else f"‡ (seed {_seeds(group)})"
+
+
+def _seeds(group: Group) -> str:
+    return ", ".join(str(run.results["seed"]) for run in group.runs if run.checkpoint is not None)
 
 
 def _several(groups: list[Group]) -> bool:
