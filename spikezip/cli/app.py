@@ -25,6 +25,7 @@ from spikezip.cli.train import train
 from spikezip.cli.tune import tune
 from spikezip.cli.verify import verify
 from spikezip.errors import SpikezipError
+from spikezip.measure.processes import leave
 from spikezip.version import __version__
 
 TRACEBACK = "--traceback"
@@ -43,7 +44,12 @@ class Verbs(TyperGroup):
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
             try:
-                return super().invoke(ctx)
+                done = super().invoke(ctx)
+                leave()  # after an error nobody waits for the others: they may be waiting for this one
+                return done
+            except typer.Exit:
+                leave()  # a run that all processes have stopped and saved
+                raise
             except KeyboardInterrupt:
                 show_error("stopped by Ctrl-C")
                 raise typer.Exit(130) from None

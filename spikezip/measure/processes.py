@@ -74,5 +74,18 @@ class Processes:
             raise SpikezipError(f"process {number} stopped: {problem}")
 
 
+def leave() -> None:
+    """End the group of processes, if there is one, when all of them have come to their end: call it last.
+
+    Who leaves without it may still have an operation under way, whose thread cannot live on while Python ends: the
+    process is aborted after its work was done, and a launcher reports a failure.
+
+    Example:
+        >>> leave()  # nothing happens: this process is alone
+    """
+    if _started():
+        torch.distributed.destroy_process_group()
+
+
 def _started() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()

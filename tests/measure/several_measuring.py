@@ -15,6 +15,7 @@ import torch.distributed as dist
 from spikezip.errors import SpikezipError
 from spikezip.measure.document import Measurement
 from spikezip.measure.measuring import measure
+from spikezip.measure.processes import leave
 
 SIZES = (2, 3, 1, 2, 2)  # five batches: the first process has three
 
@@ -69,7 +70,7 @@ def main(home: Path) -> None:
         "few": measure(measured.networks()[2], measured.batches(2)).data.samples,  # one batch for two processes
     }
     (home / f"rank{dist.get_rank()}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

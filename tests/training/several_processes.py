@@ -14,6 +14,7 @@ import torch
 import toys
 from accelerate import PartialState
 
+from spikezip.measure.processes import leave
 from spikezip.training import DivergedError, InterruptedRunError, Trained
 
 STAGES: dict[str, Any] = {
@@ -82,6 +83,7 @@ def main(home: Path) -> None:
         "diverged": diverged(home / "diverged"),
     }
     (home / f"rank{rank}.json").write_text(json.dumps(said))
+    leave()
 
 
 if __name__ == "__main__":

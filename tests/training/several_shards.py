@@ -22,6 +22,7 @@ from several_processes import sums
 from torch.distributed.fsdp import FSDPModule
 
 from spikezip.errors import ConfigError
+from spikezip.measure.processes import leave
 from spikezip.quant.site import Site
 from spikezip.training import DivergedError, InterruptedRunError, Trained, trainer
 
@@ -151,6 +152,7 @@ def main(home: Path) -> None:
         "diverged": {where: diverged(home / where, where) for where in ("parameter", "rate")},
     }
     (home / f"rank{rank}.json").write_text(json.dumps(said))
+    leave()
 
 
 if __name__ == "__main__":
