@@ -10,6 +10,7 @@ results/measured/NAME.json says so for all samples: on the card stands what a re
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ snn = spikezip.convert(qann)
 ```
 
 ```bash
-spikezip verify {folder} --data {data_name}:FOLDER   # makes the certificate again, on your machine
+spikezip convert {folder} snn/
+spikezip measure snn/ --qann {folder} --data {data_name}:FOLDER{batch_size}   # the rows of QANN and SNN
+spikezip verify {folder} snn/ --data {data_name}:FOLDER   # a certificate for your machine
 spikezip train {folder}/recipe.yaml --set {needed}data=FOLDER output=runs/{name}   # trains it again
 ```
 """
@@ -78,9 +81,10 @@ def measured(one: Measurement, metrics: dict[str, Any], there: str) -> str:
     """Where QANN and SNN were measured, and what they had where the network was trained."""
     qann, settled = (100 * metrics[key]["accuracy"] for key in ("qann", "snn"))
     return f"""
-**QANN and SNN** as measured from this folder: {compared(one.certificate)}. There
-`spikezip measure` gives these rows again. On {there}, where the network was trained, the QANN had {qann:.2f} % and
-the SNN at equilibrium {settled:.2f} %: LayerNorm and softmax differ in their last bits from device to device.
+**QANN and SNN** as measured from this folder: {compared(one.certificate)}. On
+such a device `spikezip measure` gives these rows again (below). On {there}, where the network was trained, the
+QANN had {qann:.2f} % and the SNN at equilibrium {settled:.2f} %: LayerNorm and softmax differ in their last bits from
+device to device.
 """
 
 
@@ -95,6 +99,12 @@ def compared(certificate: dict[str, Any] | None) -> str:
         f"{exact}, {samples:,} samples,\n{codes:,} codes compared at {sites} sites, {wrong} mismatches; "
         f"T_eq median {median},\n99 % {most}, maximum {largest}; on {certificate['settings']['device']}"
     )
+
+
+def batch_size(one: Measurement | None) -> str:
+    """As an option: how far texts are padded depends on it, and so do last bits."""
+    found = re.search(r" --batch-size \d+", (one and one.command) or "")
+    return found[0] if found else ""
 
 
 def card(folder: Path, data_name: str, origin: str) -> str:
@@ -117,6 +127,7 @@ def card(folder: Path, data_name: str, origin: str) -> str:
         origin=origin,
         measured=measured(one, metrics, certificate["settings"]["device"]) if one else "",
         compared=compared(certificate),
+        batch_size=batch_size(one),
         folder=folder,
         data_name=data_name,
         needed=needed(folder, origin),

@@ -1,6 +1,5 @@
 """Codes of every site in both networks, compared with equality: what `verify` and `measure` share."""
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 from spikezip.errors import ConfigError
 from spikezip.execution import Execution, SiteLike, executing
 from spikezip.measure.certificate import Certificate
+from spikezip.measure.devices import device_name
 from spikezip.measure.latency import add_tallies, distribution
 from spikezip.measure.latency import tally as count_steps
 from spikezip.measure.plain import Plain
@@ -151,9 +151,8 @@ def compare_batch(number: int, output: Tensor, codes: Mapping[str, Tensor], run:
 
 def _environment(snn: SpikingModel) -> dict[str, Any]:
     device = snn.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
-        "device": f"{device.type} ({name})",
+        "device": device_name(device),
         "dtype": str(next(iter(snn.neurons.values())).scale.dtype).removeprefix("torch."),
         "backend": "torch eager" + _neurons(device),
         "versions": {

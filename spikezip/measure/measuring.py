@@ -13,12 +13,13 @@ from spikezip.batches import Batch
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.answers import Head
 from spikezip.measure.certificate import Certificate
+from spikezip.measure.devices import device_name
 from spikezip.measure.document import Data, Measurement, Settings
 from spikezip.measure.energy import EnergyModel
 from spikezip.measure.journal import RESULT, Journal, fingerprint
 from spikezip.measure.one_batch import OneBatch, evaluating, labels_of
 from spikezip.measure.processes import Processes
-from spikezip.measure.summary import costs, device_name, model_facts, numbers, versions
+from spikezip.measure.summary import costs, model_facts, numbers, versions
 from spikezip.measure.tally import Tally
 from spikezip.quant.model import QuantizedModel
 from spikezip.simulate import SpikingModel
@@ -102,7 +103,7 @@ def measure(
         identity: dict[str, Any] = {}
         if folder is not None:
             identity = {key: None if network is None else fingerprint(network) for key, network in networks.items()}
-            identity |= {"data": data, "device": device_name(snn), "steps": steps, "engine": engine, **options}
+            identity |= {"data": data, "device": device_name(snn.device), "steps": steps, "engine": engine, **options}
             del identity["chunk"]  # it changes nothing but speed
         path = None if folder is None else Path(folder)
         journal = Journal(path, identity, processes, resume=resume, every=save_every)
@@ -131,7 +132,7 @@ def measure(
         model=model_facts(snn, whole, source),
         data=Data(data, whole.samples, head.classes, head.names),
         settings=Settings(steps, engine, coding, max_spike, float(stagger)),
-        device=device_name(snn),
+        device=device_name(snn.device),
         **numbers(whole, head, with_qann=qann is not None, with_float=float_model is not None),
         **costs(whole, energy_model),
         certificate=None if certificate is None else asdict(certificate),

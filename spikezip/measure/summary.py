@@ -80,13 +80,6 @@ def parameters(snn: SpikingModel) -> int:
     return sum(value.numel() for name, value in snn.state_dict().items() if not name.endswith("scale"))
 
 
-def device_name(snn: SpikingModel) -> str:
-    """The kind of device, and which it is."""
-    device = snn.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return f"{device.type} ({name})"
-
-
 def versions() -> dict[str, str]:
     return {
         "spikezip": __version__,

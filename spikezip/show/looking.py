@@ -10,10 +10,11 @@ from spikezip.adoption import own_class
 from spikezip.batches import Batch, prepare
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.answers import Head
+from spikezip.measure.devices import device_name
 from spikezip.measure.document import Settings
 from spikezip.measure.exit_runs import check_qann
 from spikezip.measure.one_batch import labels_of
-from spikezip.measure.summary import device_name, parameters, versions
+from spikezip.measure.summary import parameters, versions
 from spikezip.quant.model import QuantizedModel
 from spikezip.show.attention import ROLLED_OUT, AttentionMap, Attentions, maps_of, qann_answer
 from spikezip.show.attention_document import AttentionDocument, AttentionSample, Picture
@@ -136,7 +137,7 @@ def look(
         source=source,
         steps=tuple(at),
         settings=Settings("equilibrium", engine, coding, max_spike, float(stagger)),
-        device=device_name(snn),
+        device=device_name(snn.device),
         samples=tuple(found),
         command=command,
         versions=versions(),
