@@ -169,3 +169,16 @@ def built(folder: Path) -> str:
     from spikezip.results import make
 
     return make(folder / "results", folder / "docs" / "results.md", folder / "recipes").text.partition("\n\n")[2]
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    """The first table of a text, each row by the names of its columns."""
+    lines = [line for line in text.split("\n\n")[0].splitlines() if line.startswith("|")]
+    head, _, *body = ([cell.replace("\u00a0", " ").strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [dict(zip(head, cells, strict=True)) for cells in body]
+
+
+def home_of(folder: Path, page: str, *runs: tuple[Recipe, dict[str, Any]], recipes: tuple[Recipe, ...] = ()) -> Path:
+    """A repository with runs of these recipes; run number n is called `n-NAME`."""
+    made = [(run(folder / f"run{n}", of, **more), f"{n}-{of.name}") for n, (of, more) in enumerate(runs)]
+    return home(folder, page, *made, recipes=recipes)
