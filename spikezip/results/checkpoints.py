@@ -40,13 +40,14 @@ def as_measured(metrics: Mapping[str, Any], one: Measurement) -> dict[str, Any]:
         >>> here["relu"], here["qann"], here["snn"]["accuracy"], here["snn"]["accuracy_at"]
         ({'accuracy': 0.8}, {'accuracy': 0.75, 'samples': 4}, 0.75, {'16': 0.75, '32': 0.75, '64': 0.75})
     """
-    if one.qann is None or one.qann.accuracy is None or one.over_time.accuracy is None:
+    right, same = one.over_time.accuracy, one.over_time.agreement
+    if one.qann is None or one.qann.accuracy is None or right is None or same is None:
         raise ConfigError(f"measured/{one.name} has no accuracy of the QANN: measure it with --qann and labelled data")
-    curves = zip(one.over_time.step, one.over_time.accuracy, one.over_time.agreement or (), strict=True)
-    over_time = [{"step": step, "accuracy": right, "agreement": same} for step, right, same in curves]
+    curves = zip(one.over_time.step, right, same, strict=True)
+    over_time = [{"step": step, "accuracy": share, "agreement": agrees} for step, share, agrees in curves]
     t_eq = one.to_json()["latency"]["t_eq"]
     snn = {
-        "accuracy": one.over_time.accuracy[-1],
+        "accuracy": right[-1],
         "accuracy_at": {str(step): one.at("accuracy", step) for step in AT},
         "t_eq": t_eq,
         "spikes_per_neuron": one.spikes_per_neuron,
@@ -77,6 +78,8 @@ def certificate_of(one: Measurement, run: Certificate, name: str) -> Certificate
     ours, theirs = (_network(certificate) for certificate in (run, found))
     if ours != theirs:
         raise ConfigError(f"measured/{one.name} is not the network of runs/{name}: {theirs}, not {ours}")
+    if not found.exact:
+        raise ConfigError(f"measured/{one.name} is not exact, and so no figure of the QANN's: look into it first")
     if one.settings.stagger or one.over_time.agreement_with != "qann":
         raise ConfigError(f"measured/{one.name} is no plain run up to equilibrium beside the QANN: measure it so")
     return found

@@ -72,13 +72,14 @@ def test_the_row_is_what_was_measured_from_the_checkpoint(tmp_path: Path) -> Non
         ({"certificate": None}, "measured/again was not compared with the QANN: measure it with --qann"),
         ({"samples": 10}, "measured/again has 10 samples and runs/0-sst2-toy 100: measure all of them"),
         ({"sites": 6}, "measured/again is not the network of runs/0-sst2-toy: .* of 6 sites.*, not .* of 5 sites"),
+        ({"exact": False}, "measured/again is not exact"),
         ({"qann": None}, "measured/again has no accuracy of the QANN"),
         ({"stagger": 0.5}, "measured/again is no plain run up to equilibrium beside the QANN"),
     ],
 )
 def test_a_measurement_that_is_not_of_the_run(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
     folder, settings = checkpoint(tmp_path)
-    of_certificate = {key: value for key, value in change.items() if key in ("samples", "sites")}
+    of_certificate = {key: value for key, value in change.items() if key in ("samples", "sites", "exact")}
     whole = {key: value for key, value in change.items() if key not in of_certificate}
     measured_again(folder, **{**settings, "certificate": settings["certificate"] | of_certificate, **whole})
     with pytest.raises(ConfigError, match=problem):
