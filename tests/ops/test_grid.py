@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -166,3 +167,30 @@ def test_fixed_point() -> None:
     with pytest.raises(ConfigError, match="the pixels"):
         grid.fixed_point(limit, bound=2**17, what="the pixels")
     assert grid.fixed_point(torch.zeros(0, 3), 1, "it").shape == (0, 3)
+
+
+@pytest.mark.parametrize(("int8", "plain", "faster"), [(12.0, 0.3, False), (2.0, 1.0, False), (0.2, 1.0, True)])
+def test_which_product_is_faster_does_not_depend_on_other_work(
+    monkeypatch: pytest.MonkeyPatch, int8: float, plain: float, faster: bool
+) -> None:
+    """It counts what one thread computes, not how long it waits; and leaves the number of threads as it was."""
+    work, used = [0.0], set()
+
+    def taking(seconds: float) -> Callable[..., None]:
+        def product(*_: object) -> None:
+            used.add(torch.get_num_threads())
+            work[0] += seconds
+
+        return product
+
+    monkeypatch.setattr(fast.time, "thread_time", lambda: work[0])
+    monkeypatch.setattr(torch, "_int_mm", taking(int8))
+    monkeypatch.setattr(fast.reference, "linear", taking(plain))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert fast._int8_products_are_faster() == faster
+        assert used == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
