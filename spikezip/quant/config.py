@@ -8,6 +8,8 @@ from typing import Any
 from spikezip.errors import ConfigError
 from spikezip.ops.grid import WEIGHT_BITS
 
+PLACEMENTS = ("paper", "products")
+
 
 @dataclass(frozen=True)
 class SiteConfig:
@@ -64,6 +66,8 @@ class QuantConfig:
         sites: settings by site-name pattern (`*` matches anything); the last pattern that matches wins.
         embedding_bits: 8 or 16 put the embedding tables of a text model on an integer grid per row;
             None keeps them in floats. A table that is also an output layer takes the `weight_bits` or None.
+        placement: where sites stand. `"paper"`: at every product, on what enters a residual sum, and behind the last
+            norm; `"products"`: at products only, the least that is exact.
 
     Example:
         >>> config = QuantConfig(levels=16, sites={"*.p": SiteConfig(levels=64)})
@@ -77,6 +81,7 @@ class QuantConfig:
     weight_bits: int | None = 8
     sites: Mapping[str, SiteConfig] = field(default_factory=dict)
     embedding_bits: int | None = None
+    placement: str = "paper"
 
     def __post_init__(self) -> None:
         check_levels(self.levels, signed=True)  # every network has signed sites; unsigned ones are set by pattern
@@ -84,6 +89,8 @@ class QuantConfig:
             raise ConfigError(f"weight_bits={self.weight_bits!r}: choose 8, 16, or None for float weights")
         if self.embedding_bits is not None and self.embedding_bits not in WEIGHT_BITS:
             raise ConfigError(f"embedding_bits={self.embedding_bits!r}: choose 8, 16, or None for float tables")
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(f"placement={self.placement!r}: choose one of {', '.join(PLACEMENTS)}")
         sites = {}
         for pattern, site in self.sites.items():
             try:
@@ -107,6 +114,8 @@ class QuantConfig:
         data = asdict(self)
         if data["embedding_bits"] is None:
             del data["embedding_bits"]
+        if data["placement"] == "paper":
+            del data["placement"]
         for site in data["sites"].values():
             if not site["per_channel"]:
                 del site["per_channel"]

@@ -1,0 +1,1 @@
+"""Interpreters of a program: quantized, and spiking over time."""

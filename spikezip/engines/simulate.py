@@ -1,0 +1,163 @@
+"""The loop over time: chunks of steps, the stop at equilibrium, and what comes out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spikezip.engines.engine import Engine
+from spikezip.engines.folded import FoldedEngine
+from spikezip.engines.run import Run
+from spikezip.engines.spike import SpikeEngine
+from spikezip.engines.state import Drive
+from spikezip.errors import ConfigError, SpikezipError
+from spikezip.ops.compiled import numba_is_here
+from spikezip.ops.neuron.fast import not_a_number
+from spikezip.program.freeze import Frozen
+from spikezip.program.layout import Layout, batch_layout
+from spikezip.program.nodes import Site
+
+ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine}
+AUTO = "auto"
+
+# Values of the largest layer that a chunk of the folded engine may hold, and the most steps it may have: past that,
+# steps after equilibrium are computed for nothing.
+_ACTIVATIONS_ON_CPU = 640_000
+_ACTIVATIONS_COMPILED = 1_600_000  # on the CPU too, with compiled loops: these need less beside them
+_ACTIVATIONS_ON_GPU = 640_000_000
+_MOST_STEPS = 16
+
+
+@torch.no_grad()
+def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
+    """One batch through a frozen network, driven as `drive` says."""
+    unknown = [name for name in drive.record if name not in network.program.sites]
+    if unknown:
+        raise ConfigError(f"no site is called {', '.join(map(repr, unknown))}; see snn.neurons for the names")
+    layout = batch_layout(network.program)
+    name, why = resolve_engine(network, layout, drive.engine)
+    with torch.autocast(network.device.type, enabled=False):
+        engine = ENGINES[name](network, layout, inputs, drive)
+        limit = step_limit(engine)
+        stops = drive.stop_early or drive.steps == "equilibrium"
+        outputs: list[Tensor] = []
+        for n in chunks(limit, engine):
+            outputs += [primary(network, layout, output, engine) for output in engine.advance(n)]
+            if stops and bool(engine.at_equilibrium(engine.last_spike()).all()):
+                break
+        return _collect(engine, outputs, None if drive.steps == "equilibrium" else limit, why)
+
+
+def resolve_engine(network: Frozen, layout: Layout, engine: str) -> tuple[str, str]:
+    """The engine that a name stands for here, and why a faster one was not taken."""
+    if engine not in (*ENGINES, AUTO):
+        raise ConfigError(f"engine={engine!r}: choose one of {', '.join((*ENGINES, AUTO))}")
+    refused = FoldedEngine.refused(layout)
+    if engine == AUTO:
+        return ("spike", refused) if refused else ("folded", "")
+    return engine, ""
+
+
+def step_limit(engine: Engine) -> int:
+    """How many steps there may be: those asked for, or up to equilibrium a bound that no network can exceed."""
+    drive = engine.drive
+    if drive.steps != "equilibrium":
+        return drive.steps
+    if drive.max_steps is not None:
+        return drive.max_steps
+    # Once a site's input rests and it is free to fire, its tracer walks over at most all its levels; stages settle one
+    # after another.
+    sites = engine.program.sites.values()
+    return engine.ramp + sum(site.levels for site in sites) + drive.hold(len(sites) - 1) + 1
+
+
+def chunks(limit: int, engine: Engine) -> Iterator[int]:
+    """Sizes of consecutive chunks that make up `limit` steps: as many steps together as the device handles best."""
+    size = engine.drive.chunk or _chunk_size(engine)
+    while engine.state.done < limit:
+        yield min(size, limit - engine.state.done)
+
+
+def _chunk_size(engine: Engine) -> int:
+    if not isinstance(engine, FoldedEngine):
+        return 4  # steps between two looks for equilibrium
+    largest = max(engine.neurons(site) for site in engine.program.sites.values()) * engine.batch
+    if engine.network.device.type == "cpu":
+        budget = _ACTIVATIONS_COMPILED if numba_is_here() else _ACTIVATIONS_ON_CPU
+    else:
+        budget = _ACTIVATIONS_ON_GPU
+    return min(max(budget // max(largest, 1), 2), _MOST_STEPS)
+
+
+def primary(network: Frozen, layout: Layout, output: Any, engine: Engine) -> Tensor:
+    """What people mean by a network's result: its logits, its last hidden state, or its first tensor; `[n, B, …]`."""
+    found = _find(output)
+    if not isinstance(engine, FoldedEngine):
+        found = found[None]
+    return found
+
+
+def _find(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        for name in ("logits", "last_hidden_state"):
+            if isinstance(output.get(name), Tensor):
+                found: Tensor = output[name]
+                return found
+        if isinstance(output.get("start_logits"), Tensor):
+            return torch.stack([output["start_logits"], output["end_logits"]], dim=-1)
+        output = tuple(output.values())
+    for value in output:
+        if value is not None:
+            return _find(value)
+    raise SpikezipError("the network returns no tensor")
+
+
+def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, why: str) -> Run:
+    logits = torch.cat(outputs)
+    if not bool(torch.isfinite(logits).all()):
+        raise SpikezipError("the network's output is not finite; check the weights and the scales of the sites")
+    last = engine.last_spike()
+    settled = engine.at_equilibrium(last)
+    t_eq = [int(t) if ok else None for t, ok in zip(last.tolist(), settled.tolist(), strict=True)]
+    computed = engine.state.done
+    if steps is None:
+        # The chunk may have run past the end; what remains is the last spike and one silent step to show it.
+        known = [t for t in t_eq if t is not None]
+        steps = max(max(known) + 1, engine.free_from) if len(known) == len(t_eq) else computed
+    missing = max(steps - computed, 0)  # at equilibrium what follows is silent
+
+    def over_time(pieces: list[Tensor]) -> Tensor:
+        whole = torch.cat(pieces)[:steps]
+        return torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])]) if missing else whole
+
+    logits = torch.cat([logits, logits[-1:].expand(missing, *logits.shape[1:])]) if missing else logits
+    logits = logits[:steps]
+    recording, sites = engine.recording, engine.program.sites
+    counts = {site: over_time(pieces) for site, pieces in recording.counts.items()}
+    if not all(bool(torch.isfinite(c).all()) for c in counts.values()):
+        raise not_a_number()
+    return Run(
+        logits=logits[-1],
+        logits_per_step=logits,
+        steps=steps,
+        computed_steps=min(computed, steps),
+        t_eq=t_eq,
+        engine=engine.name,
+        spike_counts={site: c.to(torch.int64) for site, c in counts.items()},
+        neurons={name: engine.neurons(site) for name, site in sites.items()},
+        trains={site: over_time(pieces) for site, pieces in recording.trains.items()},
+        tracers={name: engine.tracer(name).to(_integers(site), copy=True) for name, site in sites.items()},
+        neuron_spikes=recording.neuron_spikes,
+        free_from=engine.free_from,
+        coding=engine.drive.coding,
+        max_spike=engine.drive.max_spike,
+        stagger=engine.drive.stagger,
+        why_engine=why,
+    )
+
+
+def _integers(site: Site) -> torch.dtype:
+    return torch.int8 if site.lo >= -128 and site.hi <= 127 else torch.int16

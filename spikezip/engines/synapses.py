@@ -1,0 +1,205 @@
+"""Products on the integer grid: exact sums of codes times integers, and the scale and bias that follow.
+
+`totals` is linear in the codes, so that an engine may call it with codes (all at once) or with spikes (what this step
+adds). `output` turns running totals into running values: `y = total · (s_in · s_w) + b`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spikezip.ops import grid
+from spikezip.program.analysis import source
+from spikezip.program.freeze import Frozen
+from spikezip.program.nodes import Convolution, Linear, Matmul, Site, Weight
+
+Totals = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A weight matrix `[out, in]` whose product with codes is exact when summed in `dtype`."""
+
+    weight: Tensor
+    dtype: torch.dtype
+
+
+class Synapse:
+    """A linear or convolutional product of a site's codes with weights.
+
+    Convolutions are products of what their kernel sees: no kernel of a library can then round on the way.
+    """
+
+    def __init__(self, network: Frozen, node: Linear | Convolution) -> None:
+        self.node = node
+        site = source(network.program, node.x)
+        weight = network.program[node.weight]
+        assert isinstance(site, Site)
+        assert isinstance(weight, Weight)
+        self.site, self.largest = site, site.largest
+        step = network.step_size(site.name)
+        self.dtype = step.dtype
+        self.factor: Tensor | None
+        if weight.bits is None:
+            matrix = network.tensors[weight.key]
+            matrix = matrix * step if step.ndim else matrix
+            self.parts = [Part(matrix.flatten(1), matrix.dtype)]
+            self.factor = None if step.ndim else step
+        else:
+            codes, scale = network.codes(weight.key)
+            self.parts = integer_parts(codes.flatten(1), weight.bits, site.largest, node.name)
+            self.factor = scale if step.ndim else step * scale
+        self.bias = None if node.bias is None else network.tensors[_key(network, node.bias)]
+        self.kernel = weight.shape[2:]
+
+    def totals(self, codes: Tensor) -> Totals:
+        """The exact sums for these codes, or spikes: one tensor for each part of the weights, channels last."""
+        node = self.node
+        if isinstance(node, Linear):
+            return tuple(grid.linear(codes, part.weight, part.dtype, self.largest) for part in self.parts)
+        rows = windows(codes, node, self.kernel)
+        if node.groups == 1:
+            return tuple(grid.linear(rows, part.weight, part.dtype, self.largest) for part in self.parts)
+        return tuple(_grouped(rows, part, node.groups) for part in self.parts)
+
+    def output(self, totals: Totals) -> Tensor:
+        """Values from running totals."""
+        total = totals[0]
+        for low in totals[1:]:  # 16 bits are 256 times the upper half, plus the lower
+            first = self.parts[0].dtype
+            total = total.to(first) * 256 + low
+        if total.dtype == torch.int32:
+            total = total.to(self.parts[0].dtype)
+        if self.factor is not None:
+            total = total * self.factor.to(total.dtype)
+        y = total.to(self.dtype)
+        y = y if self.bias is None else y + self.bias
+        return y if isinstance(self.node, Linear) else y.movedim(-1, 1)
+
+
+def integer_parts(codes: Tensor, bits: int, largest_code: int, what: str) -> list[Part]:
+    """Integer weights as int8 matrices with their accumulators: one for 8 bits, high and low half for 16.
+
+    Example:
+        >>> [part.weight for part in integer_parts(torch.tensor([[300, -1]]), 16, 31, "a layer")]
+        [tensor([[1, 0]], dtype=torch.int8), tensor([[44, -1]], dtype=torch.int8)]
+    """
+    matrices = grid.halves(codes.to(torch.float32)) if bits == 16 else (codes,)
+    return [Part(m.to(torch.int8), _accumulator(m, largest_code, what)) for m in matrices]
+
+
+def _accumulator(matrix: Tensor, largest_code: int, what: str) -> torch.dtype:
+    # What int8 weights can reach at all is known without looking at them, which would make a GPU wait.
+    bound = matrix.shape[1] * 128 * largest_code
+    if bound >= 2**24:
+        bound = grid.linear_bound(matrix, largest_code)
+    return grid.accumulator(bound, f"the product {what}")
+
+
+def windows(x: Tensor, node: Convolution, kernel: tuple[Any, ...]) -> Tensor:
+    """What a convolution sees at each place, as rows: `[B, C, …]` → `[B, out…, C·kernel]`, groups one after another."""
+    pads = [p for pair in reversed(node.padding) for p in pair]
+    if any(pads):
+        x = torch.nn.functional.pad(x, pads)
+    dims = len(kernel)
+    for i, (size, stride, dilation) in enumerate(zip(kernel, node.stride, node.dilation, strict=True)):
+        x = x.unfold(2 + i, dilation * (size - 1) + 1, stride)
+        x = x[..., ::dilation] if dilation > 1 else x
+    # [B, C, out…, kernel…]
+    places = range(2, 2 + dims)
+    x = x.permute(0, *places, 1, *range(2 + dims, 2 + 2 * dims))
+    return x.flatten(1 + dims)
+
+
+def _grouped(rows: Tensor, part: Part, groups: int) -> Tensor:
+    """Sums of a convolution in groups: each sees its own channels."""
+    flat = rows.unflatten(-1, (groups, -1)).flatten(0, -3).transpose(0, 1)  # [groups, rows, in]
+    weight = part.weight.unflatten(0, (groups, -1)).transpose(1, 2)  # [groups, in, out]
+    total = torch.matmul(flat.to(part.dtype), weight.to(part.dtype))
+    return total.transpose(0, 1).reshape(*rows.shape[:-1], -1)
+
+
+class InputLayer:
+    """A product that sees floats: evaluated once per input, in fixed point, where its weights are integers."""
+
+    def __init__(self, network: Frozen, node: Linear | Convolution) -> None:
+        self.node = node
+        weight = network.program[node.weight]
+        assert isinstance(weight, Weight)
+        self.kernel = weight.shape[2:]
+        self.bits = weight.bits
+        self.bias = None if node.bias is None else network.tensors[_key(network, node.bias)]
+        if weight.bits is None:
+            self.weight, self.scale = network.tensors[weight.key], None
+        else:
+            codes, scale = network.codes(weight.key)
+            self.weight, self.scale = codes, scale
+
+    def output(self, x: Tensor) -> Tensor:
+        matrix = self.weight.flatten(1).to(torch.float64)
+        dtype = self.node.dtype
+        if self.scale is None:
+            wide = x.to(torch.float64)
+        else:
+            wide = grid.fixed_point(x, grid.linear_bound(matrix, 1), f"the input of {self.node.name}")
+        if isinstance(self.node, Linear):
+            total = torch.nn.functional.linear(wide, matrix)
+        else:
+            rows = windows(wide, self.node, self.kernel)
+            groups = self.node.groups
+            part = Part(matrix, torch.float64)
+            total = torch.nn.functional.linear(rows, matrix) if groups == 1 else _grouped(rows, part, groups)
+        if self.scale is not None:
+            total = total * (self.scale.to(torch.float64) * 2.0**-grid.INPUT_FRACTION_BITS)
+        y = total.to(dtype)
+        y = y if self.bias is None else y + self.bias
+        return y if isinstance(self.node, Linear) else y.movedim(-1, 1)
+
+
+class Pair:
+    """A product of the codes of two sites, or of a site and a constant on a grid."""
+
+    def __init__(self, network: Frozen, node: Matmul) -> None:
+        self.node = node
+        self.left, self.right = (_operand(network, name) for name in (node.a, node.b))
+        self.dtype = network.dtype
+        scales = [operand.step for operand in (self.left, self.right)]
+        self.factor = scales[0] * scales[1] * node.scaling
+
+    def accumulator(self, depth: int) -> torch.dtype:
+        """What holds sums over `depth` products of codes exactly."""
+        bound = depth * self.left.largest * self.right.largest
+        return torch.promote_types(grid.accumulator(bound, f"the product {self.node.name}"), self.dtype)
+
+    def total(self, a: Tensor, b: Tensor) -> Tensor:
+        largest = max(self.left.largest, self.right.largest)
+        return grid.matmul(a, b, self.accumulator(a.shape[-1]), largest)
+
+    def output(self, total: Tensor) -> Tensor:
+        return (total * self.factor.to(total.dtype)).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class _Operand:
+    site: str | None
+    step: Tensor
+    largest: int
+
+
+def _operand(network: Frozen, name: str) -> _Operand:
+    found = source(network.program, name)
+    if isinstance(found, Site):
+        return _Operand(found.name, network.step_size(found.name), found.largest)
+    if isinstance(found, Weight):
+        _, scale = network.codes(found.key)
+        return _Operand(None, scale, grid.reference.LARGEST_WEIGHT[found.bits or 8])
+    # A float constant, where weights are not on a grid.
+    return _Operand(None, torch.ones((), dtype=network.dtype, device=network.device), 1)
+
+
+def _key(network: Frozen, name: str) -> str:
+    node = network.program[name]
+    assert isinstance(node, Weight)
+    return node.key

@@ -1,0 +1,120 @@
+"""Go through the nodes of a program once. What a product and a site do, an engine says."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spikezip.engines.synapses import InputLayer
+from spikezip.errors import InputError
+from spikezip.program.analysis import source
+from spikezip.program.floats import float_value, function_value
+from spikezip.program.freeze import Frozen
+from spikezip.program.nodes import Convolution, Function, Input, Linear, Node, Product, Program, Site, Values, Weight
+from spikezip.program.sizes import Bindings, bind
+
+SiteRule = Callable[[Site, Tensor], Tensor]
+ProductRule = Callable[[Any, Mapping[str, Any]], Tensor]
+
+
+def sizes_of(program: Program, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """What the symbols stand for in a batch, after checking that it fits the program."""
+    missing = [node.name for node in program.inputs if node.name not in inputs]
+    unknown = [name for name in inputs if name not in {node.name for node in program.inputs}]
+    if missing or unknown:
+        takes = ", ".join(node.name for node in program.inputs)
+        which = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
+        raise InputError(f"a batch {which}: the network was captured with the inputs {takes}; give these")
+    for name, dim in program.symbols.values():
+        if inputs[name].ndim <= dim:
+            shown = ", ".join(map(str, program[name].shape))
+            raise InputError(f"{name} has the shape {list(inputs[name].shape)}, but [{shown}] is needed")
+    sizes = {symbol: inputs[name].shape[dim] for symbol, (name, dim) in program.symbols.items()}
+    for node in program.inputs:
+        wanted = tuple(bind(size, sizes) for size in node.shape)
+        if tuple(inputs[node.name].shape) != wanted:
+            shown = ", ".join(map(str, node.shape))
+            raise InputError(
+                f"{node.name} has the shape {list(inputs[node.name].shape)}, but [{shown}] is needed"
+                + ("" if program.batch else f": the network was captured for this batch size only ({program.fixed})")
+            )
+    return sizes
+
+
+def last_uses(nodes: Iterable[Node], keep: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Node → the values that nothing needs any more once it is done; `keep` stay."""
+    last: dict[str, str] = {}
+    own = set()
+    for node in nodes:
+        own.add(node.name)
+        last[node.name] = node.name
+        for name in node.reads:
+            last[name] = node.name
+    kept = set(keep)
+    found: dict[str, list[str]] = {}
+    for name, user in last.items():
+        if name in own and name not in kept:
+            found.setdefault(user, []).append(name)
+    return {user: tuple(names) for user, names in found.items()}
+
+
+def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> dict[str, Any]:
+    """The values that do not change over time, for one input."""
+    needed = {name for node in network.moving for name in node.reads} | set(network.program.returned)
+    values: dict[str, Any] = {}
+    free = last_uses(network.constant, needed)
+    for node in network.constant:
+        if isinstance(node, Input):
+            values[node.name] = _as_captured(node, inputs[node.name], network.dtype)
+        elif isinstance(node, Weight):
+            values[node.name] = network.tensors[node.key if node.bits is None else f"{node.key}.codes"]
+        elif isinstance(node, (Linear, Convolution)) and source(network.program, node.weight) is not None:
+            values[node.name] = InputLayer(network, node).output(values[node.x])
+        else:
+            values[node.name] = float_value(node, values, sizes, network.device)
+        for name in free.get(node.name, ()):
+            del values[name]
+    return {name: value for name, value in values.items() if name in needed}
+
+
+def _as_captured(node: Input, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floats in the network's own precision; whole numbers as they are."""
+    if node.dtype.is_floating_point:
+        if not bool(torch.isfinite(x).all()):
+            raise InputError(f"{node.name} holds values that are not finite")
+        return x.to(dtype)
+    return x.to(node.dtype)
+
+
+def walk(
+    network: Frozen,
+    nodes: Iterable[Node],
+    values: dict[str, Any],
+    sizes: Bindings,
+    site: SiteRule,
+    product: ProductRule,
+    free: Mapping[str, tuple[str, ...]],
+) -> None:
+    """Evaluate nodes in order, into `values`; drop what `free` says is no longer needed."""
+    device = network.device
+    for node in nodes:
+        if isinstance(node, Site):
+            values[node.name] = site(node, values[node.u])
+        elif isinstance(node, Product):
+            values[node.name] = product(node, values)
+        elif isinstance(node, Values):
+            codes, step = values[node.codes], network.step_size(node.codes)
+            values[node.name] = codes.to(step.dtype) * step
+        else:
+            assert isinstance(node, Function)
+            values[node.name] = function_value(node, values, sizes, device)
+        for name in free.get(node.name, ()):
+            del values[name]
+
+
+def collect(output: Any, values: Mapping[str, Any]) -> Any:
+    """What the program returns: its structure with values in the place of references."""
+    from spikezip.program.nodes import Ref, map_arguments
+
+    return map_arguments(output, lambda x: values[x.name] if isinstance(x, Ref) else x)

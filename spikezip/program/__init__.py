@@ -1,0 +1,1 @@
+"""What a network is: a program of nodes, taken from `torch.export`."""

@@ -1,0 +1,156 @@
+"""Freeze a network: what depends on weights alone is computed once, and weights of products become integers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spikezip.errors import CalibrationError, ConfigError
+from spikezip.ops import grid, rounding
+from spikezip.program.analysis import Depends, dependence, varying
+from spikezip.program.floats import float_value
+from spikezip.program.nodes import Function, Grid, Node, Product, Program, Ref, Site, Values, Weight, map_arguments
+from spikezip.program.sizes import Size
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A network that no longer changes: a program and its tensors.
+
+    A weight on a grid stands under `KEY.codes` and `KEY.scale`; the scale of a site under `SITE.scale`.
+    """
+
+    program: Program
+    tensors: Mapping[str, Tensor]
+
+    def step_size(self, site: str) -> Tensor:
+        """The scale s of a site, its neurons' threshold: one number, or one per channel."""
+        scale = rounding.representable(self.tensors[f"{site}.scale"].detach())
+        return scale.view(()) if scale.numel() == 1 else scale
+
+    def codes(self, key: str) -> tuple[Tensor, Tensor]:
+        """The integers of a weight on a grid, and their scale."""
+        return self.tensors[f"{key}.codes"], self.tensors[f"{key}.scale"]
+
+    @cached_property
+    def constant(self) -> tuple[Node, ...]:
+        """The nodes whose value does not change over time, in order; evaluated once per input."""
+        moving = varying(self.program)
+        return tuple(node for node in self.program.nodes if node.name not in moving)
+
+    @cached_property
+    def moving(self) -> tuple[Node, ...]:
+        """The nodes that are evaluated in every step, in order."""
+        moving = varying(self.program)
+        return tuple(node for node in self.program.nodes if node.name in moving)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.tensors[f"{name}.scale"].dtype for name in self.program.sites)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+
+@torch.no_grad()
+def freeze(program: Program, tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> Frozen:
+    """The frozen network of a program with sites, its float tensors, and the scale of every site."""
+    _check_scales(program, scales)
+    kept: dict[str, Tensor] = {f"{site}.scale": scales[site].detach().clone() for site in program.sites}
+    known = _constants(program, tensors)
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if isinstance(node, Grid):
+            nodes.append(_on_grid(node, known, scales, kept))
+        elif node.name in known and not isinstance(node, Weight):
+            key = node.name
+            nodes.append(Weight(node.name, node.shape, node.dtype, node.module, key=key))
+        else:
+            nodes.append(node)
+    frozen = replace(program, nodes=tuple(nodes)).without_dead_nodes()
+    for node in frozen.nodes:
+        if isinstance(node, Weight) and node.bits is None:
+            value = known[node.name].detach().clone()
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise ConfigError(f"the weight {node.key!r} holds values that are not finite")
+            kept[node.key] = value.contiguous()
+    used = {node.key for node in frozen.nodes if isinstance(node, Weight)}
+    return Frozen(frozen, {k: v for k, v in kept.items() if _is_used(k, used, frozen)})
+
+
+def _is_used(key: str, used: set[str], program: Program) -> bool:
+    base = key.rpartition(".")[0]
+    return key in used or base in used or (key.endswith(".scale") and base in program.sites)
+
+
+def _check_scales(program: Program, scales: Mapping[str, Tensor]) -> None:
+    waiting = [name for name in program.sites if name not in scales]
+    if waiting:
+        raise CalibrationError(
+            f"{len(waiting)} of {len(program.sites)} sites have no scale yet, {waiting[0]!r} first: "
+            "call spikezip.calibrate(qann, batches) or train the network"
+        )
+    for name in program.sites:
+        wrong = scales[name][~((scales[name] > 0) & scales[name].isfinite())]
+        if wrong.numel():
+            raise CalibrationError(f"site {name!r} has the scale {float(wrong.flatten()[0])}; it must be positive")
+
+
+def _constants(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values that depend on weights alone, and on no size that only a batch tells."""
+    depends = dependence(program)
+    found: dict[str, Any] = {}
+    device = next(iter(tensors.values())).device
+    for node in program.nodes:
+        if depends[node.name] is not Depends.WEIGHTS or isinstance(node, (Site, Values, Grid)):
+            continue
+        if isinstance(node, Weight):
+            found[node.name] = tensors[node.key]
+        elif all(name in found for name in node.reads) and not _has_symbols(node):
+            found[node.name] = float_value(node, found, {}, device)
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _has_symbols(node: Node) -> bool:
+    symbolic: list[Size] = []
+
+    def look(x: Any) -> Any:
+        if isinstance(x, Size):
+            symbolic.append(x)
+        return x
+
+    if isinstance(node, Function):
+        map_arguments((node.args, node.kwargs), look)
+    map_arguments(node.shape, look)
+    return bool(symbolic)
+
+
+def _on_grid(node: Grid, known: Mapping[str, Tensor], scales: Mapping[str, Tensor], kept: dict[str, Tensor]) -> Node:
+    """The weight of a grid node as integers; those that are already there serve again."""
+    key = node.name
+    if node.weight not in known:
+        raise ConfigError(f"the weight {node.weight!r} depends on the size of the batch: it has no fixed grid")
+    weight = known[node.weight]
+    if not bool(torch.isfinite(weight).all()):
+        raise ConfigError(f"the weight {node.weight!r} holds values that are not finite")
+    codes, scale = on_grid(weight, node, None if node.site is None else scales[node.site])
+    kept[f"{key}.codes"] = codes.to(torch.int8 if node.bits == 8 else torch.int16)
+    kept[f"{key}.scale"] = scale
+    return Weight(node.name, node.shape, node.dtype, node.module, key=key, bits=node.bits)
+
+
+def on_grid(weight: Tensor, node: Grid, channel_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The integers of a weight, in its shape, and their scale per row, or one for all."""
+    if channel_scale is not None and channel_scale.numel() > 1:
+        weight = weight * rounding.representable(channel_scale.detach())
+    if node.rows:
+        return grid.weight_grid(weight, node.bits)
+    codes, scale = grid.weight_grid(weight.reshape(1, -1), node.bits)
+    return codes.view(weight.shape), scale.view(())
+
+
+__all__ = ["Frozen", "Product", "Ref", "freeze", "on_grid"]

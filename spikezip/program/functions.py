@@ -1,0 +1,227 @@
+"""The operations that a program may hold besides products: an allow-list, and how each is evaluated.
+
+Every function is evaluated so that equal inputs give equal outputs, wherever they lie in a tensor and however large
+the batch is; otherwise a network would depend on how its time-steps are laid out.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spikezip.errors import CoverageError
+from spikezip.ops import norm, softmax
+
+
+class Kind(Enum):
+    """How a function is evaluated.
+
+    MOVE: elements are moved, repeated or dropped, never changed; zeros may come in. It works on codes as on values.
+    SELECT: as MOVE, but some elements are left out.
+    EXACT: single IEEE operations, comparisons, whole numbers: the result does not depend on place or order.
+    ROWS: a kernel of our own, or one of torch's that handles a row the same way wherever it lies.
+    ROUNDED: sums and transcendental functions, which depend on order and place in their last bits. They are evaluated
+        in float64 and rounded, so that a difference there does not reach the result.
+    """
+
+    MOVE = "move"
+    SELECT = "select"
+    EXACT = "exact"
+    ROWS = "rows"
+    ROUNDED = "rounded"
+
+
+def operators(names: str) -> list[str]:
+    """The full names of operators, given as `name` or `name.overload`.
+
+    Example:
+        >>> operators("relu add.Tensor")
+        ['aten.relu.default', 'aten.add.Tensor']
+    """
+    return [f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split()]
+
+
+_MOVE = operators(
+    "reshape flatten.using_ints unflatten.int transpose.int permute unsqueeze squeeze squeeze.dim "
+    "squeeze.dims expand t numpy_T movedim.int movedim.intlist swapaxes swapdims.int expand_as view_as reshape_as "
+    "repeat tile repeat_interleave.self_int roll flip unfold pixel_shuffle pixel_unshuffle channel_shuffle im2col "
+    "atleast_2d dropout alpha_dropout feature_dropout broadcast_to pad"
+)
+_SELECT = operators(
+    "slice.Tensor select.int index_select gather index.Tensor narrow diagonal triu tril take_along_dim constant_pad_nd"
+)
+_EXACT = operators(
+    "add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar rsub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar "
+    "div.Tensor_mode div.Scalar_mode true_divide.Tensor reciprocal neg abs relu relu6 hardtanh clamp clamp.Tensor "
+    "clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor maximum minimum max.other min.other where.self "
+    "where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Scalar masked_fill.Tensor eq.Scalar eq.Tensor "
+    "ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor "
+    "__and__.Tensor __or__.Tensor __xor__.Tensor __and__.Scalar __or__.Scalar bitwise_and.Tensor bitwise_or.Tensor "
+    "bitwise_xor.Tensor bitwise_not bitwise_and.Scalar bitwise_or.Scalar logical_and logical_or logical_not "
+    "logical_xor floor ceil round trunc sign sgn isnan isinf isfinite floor_divide floor_divide.Scalar "
+    "remainder.Scalar remainder.Tensor fmod.Scalar fmod.Tensor any any.dim any.dims "
+    "all all.dim amax amin max max.dim min min.dim "
+    "argmax argmin sort sort.stable argsort argsort.stable topk max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d max_pool2d_with_indices prelu leaky_relu threshold hardsigmoid hardswish "
+    "upsample_nearest1d upsample_nearest1d.vec upsample_nearest2d upsample_nearest2d.vec upsample_nearest3d.vec "
+    "cat stack to.dtype type_as zeros_like ones_like full_like empty_like fill.Scalar fill.Tensor "
+    "arange arange.start arange.start_step zeros ones full scalar_tensor eye eye.m new_zeros new_ones new_full "
+    "new_empty empty.memory_format linspace tril_indices triu_indices embedding index_put scatter.src scatter.value "
+    "scatter slice_scatter select_scatter index_copy index_fill.int_Scalar masked_scatter bucketize.Tensor "
+    "searchsorted.Tensor one_hot meshgrid.indexing meshgrid cumulative_trapezoid bitwise_left_shift.Tensor_Scalar "
+    "bitwise_right_shift.Tensor_Scalar __lshift__.Scalar __rshift__.Scalar split.Tensor split.sizes split_with_sizes "
+    "chunk unbind.int tensor_split.sections real imag view_as_real view_as_complex square isin.Tensor_Tensor "
+    "cummax cummin nan_to_num complex conj resolve_conj resolve_neg lift_fresh_copy bernoulli.p"
+)
+_ROUNDED = operators(
+    "sum sum.dim_IntList mean mean.dim prod prod.dim_int cumsum cumprod var.correction var.dim var std.correction "
+    "std.dim std var_mean.correction norm.ScalarOpt_dim norm.Scalar linalg_vector_norm logsumexp log_softmax.int "
+    "exp exp2 expm1 log log1p log2 log10 sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh sigmoid erf erfc "
+    "erfinv gelu silu mish softplus elu selu celu hardshrink softshrink log_sigmoid tanhshrink softsign glu "
+    "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar group_norm instance_norm batch_norm rms_norm avg_pool1d avg_pool2d "
+    "avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d upsample_bilinear2d "
+    "upsample_bilinear2d.vec upsample_bicubic2d upsample_bicubic2d.vec "
+    "upsample_linear1d upsample_linear1d.vec upsample_trilinear3d.vec "
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler addcmul addcdiv lerp.Scalar lerp.Tensor "
+    "cosine_similarity cdist dist frac scatter_add scatter_reduce.two index_add hypot fft_fft fft_fftn fft_fft2 "
+    "fft_rfft fft_rfft2 fft_rfftn fft_ifft fft_ifftn fft_irfft fft_irfft2 fft_irfftn logaddexp diff polar fold col2im "
+    "native_group_norm _native_batch_norm_legit_no_training softmax.int _softmax special_expit special_erf"
+)
+
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(_MOVE, Kind.MOVE),
+    **dict.fromkeys(_SELECT, Kind.SELECT),
+    **dict.fromkeys(_EXACT, Kind.EXACT),
+    **dict.fromkeys(_ROUNDED, Kind.ROUNDED),
+    "aten.layer_norm.default": Kind.ROWS,
+    "aten.softmax.int": Kind.ROWS,
+    "getitem": Kind.EXACT,
+    "causal_mask": Kind.EXACT,
+}
+
+# These make tensors from nothing: they are told on which device.
+_FACTORIES = frozenset(
+    operators("arange arange.start arange.start_step zeros ones full scalar_tensor eye eye.m linspace tril_indices "
+           "triu_indices empty.memory_format")
+)  # fmt: skip
+
+
+def kind_of(op: str, where: str) -> Kind:
+    """How a function is evaluated; a `CoverageError` if it is not on the list."""
+    if op not in KINDS:
+        raise CoverageError(
+            f"{op} in {where or 'the model'} is not supported: it is neither a product nor a known function. "
+            "Write the model without it, or add it to spikezip/program/functions.py"
+        )
+    return KINDS[op]
+
+
+def torch_operator(op: str) -> Callable[..., Any]:
+    """The operator of torch that an allowed name stands for."""
+    _, name, overload = op.split(".")
+    found: Callable[..., Any] = getattr(getattr(torch.ops.aten, name), overload)
+    return found
+
+
+def evaluate(op: str, args: Any, kwargs: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """The result of a function on tensors and numbers; `dtype` is that of its result.
+
+    Example:
+        >>> evaluate("aten.silu.default", (torch.tensor([0.0, 1.0]),), {}, torch.float32, torch.device("cpu"))
+        tensor([0.0000, 0.7311])
+    """
+    special = _SPECIAL.get(op)
+    if special is not None:
+        return special(dtype, device, *args, **kwargs)
+    if KINDS[op] is Kind.ROUNDED:
+        return _rounded(torch_operator(op), args, kwargs, dtype)
+    if op in _FACTORIES:
+        kwargs = {**kwargs, "device": device}
+    return torch_operator(op)(*args, **kwargs)
+
+
+def _rounded(function: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+    def widen(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return x.to(_WIDE.get(x.dtype, x.dtype))
+        if isinstance(x, torch.dtype):
+            return _WIDE.get(x, x)
+        if isinstance(x, dict):
+            return {k: widen(v) for k, v in x.items()}
+        return type(x)(map(widen, x)) if isinstance(x, (tuple, list)) else x
+
+    result = function(*widen(args), **widen(kwargs))
+    if isinstance(result, Tensor):
+        return result.to(dtype)
+    return tuple(x.to(_NARROW[dtype].get(x.dtype, x.dtype)) for x in result)
+
+
+_WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+_WIDE[torch.complex64] = torch.complex128
+# What a wide result of several tensors becomes again, by the dtype of the node: in a float64 network it stays.
+_NARROW: dict[torch.dtype, dict[torch.dtype, torch.dtype]] = {
+    torch.float32: {torch.float64: torch.float32, torch.complex128: torch.complex64},
+    torch.float64: {},
+}
+
+
+def _softmax(dtype: torch.dtype, device: torch.device, x: Tensor, dim: int, to: torch.dtype | None = None) -> Tensor:
+    x = x if to is None else x.to(to)
+    if dim % x.ndim != x.ndim - 1:
+        return softmax.softmax(x.transpose(dim, -1)).transpose(dim, -1)
+    return softmax.softmax(x)
+
+
+def _layer_norm(
+    dtype: torch.dtype,
+    device: torch.device,
+    x: Tensor,
+    shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _: bool = True,
+) -> Tensor:
+    if len(shape) == 1:
+        return norm.layer_norm(x, weight, bias, eps)
+    wide, shift = (None if t is None else t.double() for t in (weight, bias))
+    return torch.nn.functional.layer_norm(x.double(), shape, wide, shift, eps).to(dtype)
+
+
+def _power(dtype: torch.dtype, device: torch.device, x: Tensor, exponent: float) -> Tensor:
+    if exponent == 2:  # one product, wherever it lies
+        return x * x
+    return _rounded(torch.ops.aten.pow.Tensor_Scalar, (x, exponent), {}, dtype)
+
+
+def _cast(dtype: torch.dtype, device: torch.device, x: Tensor, to: torch.dtype) -> Tensor:
+    return x.to(to)
+
+
+def _dropout(dtype: torch.dtype, device: torch.device, x: Tensor, *_: Any) -> Tensor:
+    return x  # only training drops anything
+
+
+def _getitem(dtype: torch.dtype, device: torch.device, values: Any, index: int) -> Any:
+    return values[index]
+
+
+def _causal_mask(dtype: torch.dtype, device: torch.device, queries: int, keys: int) -> Tensor:
+    """Where a query may not look: the lowest number; elsewhere 0."""
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+    return torch.zeros(queries, keys, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "aten.softmax.int": _softmax,
+    "aten.layer_norm.default": _layer_norm,
+    "aten.pow.Tensor_Scalar": _power,
+    "aten.to.dtype": _cast,
+    "aten.dropout.default": _dropout,
+    "aten.alpha_dropout.default": _dropout,
+    "aten.feature_dropout.default": _dropout,
+    "getitem": _getitem,
+    "causal_mask": _causal_mask,
+}

@@ -1,0 +1,578 @@
+"""Operations of `torch.export` → nodes of a program.
+
+Most operations become one function. Here stand those that become products, or several nodes, or nothing.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node as FxNode
+
+from spikezip.errors import CoverageError
+from spikezip.program.functions import kind_of
+from spikezip.program.nodes import Convolution, Function, Input, Linear, Matmul, Node, Ref, Weight
+from spikezip.program.sizes import Size, from_torch
+
+# These leave values as they are, or only say something about them.
+_SAME = {
+    "contiguous", "clone", "detach", "alias", "lift_fresh_copy", "lift_fresh", "positive", "resolve_conj",
+    "resolve_neg", "detach_",
+}  # fmt: skip
+_NOTHING = {
+    "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
+    "sym_constrain_range_for_size",
+}  # fmt: skip
+_CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"}
+# Where a tensor lies, and how, is nothing that a program says.
+_LAYOUT = {"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"}
+_VIEWS = {
+    "view", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "expand", "t", "slice",
+    "select", "narrow", "diagonal", "split", "split_with_sizes", "chunk", "unbind", "movedim", "swapaxes", "view_as",
+    "expand_as", "unfold", "alias", "detach", "numpy_T",
+}  # fmt: skip
+
+
+def base_name(node: FxNode) -> str:
+    """`aten.add_.Tensor` → `add_`; of what is no operator, its own name."""
+    target = node.target
+    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
+
+
+def is_in_place(node: FxNode) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def is_view(node: FxNode) -> bool:
+    return base_name(node) in _VIEWS or node.target is operator.getitem
+
+
+class Reader:
+    """Reads the nodes of an exported graph one by one; `nodes` is the program so far."""
+
+    def __init__(
+        self, names: Mapping[str, str], prefix: str, keys: Mapping[str, str], parameters: frozenset[str]
+    ) -> None:
+        self.symbols, self.prefix, self.keys, self.parameters = names, prefix, keys, parameters
+        self.nodes: list[Node] = []
+        self.values: dict[FxNode, Any] = {}  # exported node → `Ref`, number, `Size`, or a list of these
+        self.taken: set[str] = set()
+        self.module = ""
+
+    # --- names
+
+    def short(self, name: str) -> str:
+        return name.removeprefix(self.prefix) if self.prefix else name
+
+    def unique(self, name: str) -> str:
+        name = name or "network"
+        found, count = name, 1
+        while found in self.taken:
+            count += 1
+            found = f"{name}~{count}"
+        self.taken.add(found)
+        return found
+
+    def _module_of(self, node: FxNode) -> str:
+        """The path of the module whose forward pass made a node; `@1` marks the second call of one module."""
+        stack = [(key, entry) for key, entry in (node.meta.get("nn_module_stack") or {}).items()]
+        if not stack or not isinstance(stack[-1][1], tuple):
+            return self.module
+        key, (path, *_) = stack[-1]
+        if path.startswith("_empty_nn_module_stack"):
+            return self.module
+        _, at, call = key.rpartition("@")
+        path = self.short(path.split("@")[0])
+        return f"{path}@{call}" if at and call.isdigit() else path
+
+    # --- reading
+
+    def read(self, node: FxNode) -> None:
+        if node.op == "placeholder":
+            self.values[node] = self._placeholder(node)
+        elif node.op == "call_function":
+            self.module = self._module_of(node)
+            self.values[node] = self._call(node)
+        elif node.op == "get_attr":
+            raise CoverageError(
+                f"{self.short(str(node.target))} is a subgraph that torch.export keeps apart (control flow such as "
+                "torch.cond, or a compiled attention): use plain operations, such as attn_implementation='eager'"
+            )
+
+    def _placeholder(self, node: FxNode) -> Any:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            return None if value is None else self.number(value)
+        key = self.keys.get(node.name)
+        if key is None:
+            return self.add(Input, value, name=str(node.target))
+        return self.add(Weight, value, name=self.short(key), key=key, trained=node.name in self.parameters)
+
+    def number(self, value: Any) -> Any:
+        return from_torch(value, self.symbols)
+
+    def argument(self, x: Any) -> Any:
+        """An argument of an exported node: references, numbers and sizes, nested as they were."""
+        if isinstance(x, FxNode):
+            value = x.meta.get("val")
+            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return self.number(value)
+            return self.values[x]
+        if isinstance(x, (torch.SymInt, torch.SymFloat)):
+            return self.number(x)
+        if isinstance(x, (list, tuple)):
+            return tuple(self.argument(value) for value in x)
+        return x
+
+    def add(self, kind: type[Node], like: Any, *, name: str = "", **given: Any) -> Ref:
+        """Append a node whose value looks like `like`: a tensor of the exported graph, or `(shape, dtype)`."""
+        if isinstance(like, Tensor):
+            shape, dtype = tuple(self.number(size) for size in like.shape), like.dtype
+        elif isinstance(like, tuple) and len(like) == 2 and isinstance(like[1], torch.dtype):
+            shape, dtype = like
+        else:  # several tensors at once: each is taken out by `getitem`
+            shape, dtype = (), next((x.dtype for x in like if isinstance(x, Tensor)), torch.float32)
+        node = kind(self.unique(name or self.module), shape, dtype, self.module, **given)
+        self.nodes.append(node)
+        return Ref(node.name)
+
+    def function(self, op: str, like: Any, *args: Any, **kwargs: Any) -> Ref:
+        kind_of(op, self.module)
+        label = op.removeprefix("aten.").split(".")[0].strip("_")
+        name = f"{self.module}.{label}" if self.module else label
+        return self.add(Function, like, name=name, op=op, args=args, kwargs=kwargs)
+
+    def shape(self, ref: Ref) -> tuple[Any, ...]:
+        return self._node(ref).shape
+
+    def _node(self, ref: Ref) -> Node:
+        return next(node for node in reversed(self.nodes) if node.name == ref.name)
+
+    def _call(self, node: FxNode) -> Any:
+        value = node.meta.get("val")
+        name = base_name(node)
+        if name in _NOTHING:
+            return None
+        if node.target is operator.getitem:
+            return self._getitem(node, value)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
+                return None  # a size: it is read from where it is used
+            raise CoverageError(f"{self.module or 'the model'} uses {name}, which is no operation on tensors")
+        if not isinstance(value, (Tensor, list, tuple)):
+            return None
+        args = [self.argument(x) for x in node.args]
+        kwargs = {k: self.argument(v) for k, v in node.kwargs.items() if k not in _LAYOUT}
+        # Arguments by position have no names; those that say where a tensor lies are devices and formats.
+        args = [x for x in args if not isinstance(x, (torch.device, torch.memory_format, torch.layout))]
+        if not is_in_place(node):
+            return self._operation(name, node.target._overloadname, value, args, kwargs)
+        plain = name.removesuffix("_")
+        overload = _FUNCTIONAL_OVERLOAD.get((plain, node.target._overloadname), node.target._overloadname)
+        result = self._operation(plain, overload, value, args, kwargs)
+        self.values[node.args[0]] = result  # type: ignore[index]  # what is written into is a node
+        return result
+
+    def _operation(self, name: str, overload: str, value: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name in _SAME:
+            return args[0]
+        if name in _CASTS:
+            same = isinstance(value, Tensor) and self._node(args[0]).dtype == value.dtype
+            return args[0] if same else self.function("aten.to.dtype", value, args[0], value.dtype)
+        lowering = _LOWERINGS.get(name)
+        if lowering is not None:
+            return lowering(self, value, *args, **kwargs)
+        if name in ("split", "split_with_sizes", "chunk", "unbind", "tensor_split"):
+            return _pieces(self, name, value, *args, **kwargs)
+        if kwargs.get("alpha", 1) != 1:  # a product and a sum, which must not be fused
+            alpha = kwargs.pop("alpha")
+            other = args[1]
+            if isinstance(other, Ref):
+                node = self._node(other)
+                args[1] = self.function("aten.mul.Tensor", (node.shape, node.dtype), other, alpha)
+            else:
+                args[1] = other * alpha
+        kwargs.pop("alpha", None)
+        if name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "new_empty",
+                    "empty_like", "empty"):  # fmt: skip
+            filled = {"ze": 0, "on": 1, "em": 0}.get(name.removeprefix("new_")[:2], args[-1])
+            shape = tuple(self.number(size) for size in value.shape)
+            return self.function("aten.full.default", value, shape, filled, dtype=value.dtype)
+        if name in ("view", "_unsafe_view", "view_copy") and overload in ("", "default"):
+            name = "reshape"  # how values lie in memory is no matter of the program
+        return self.function(f"aten.{name}.{overload or 'default'}", value, *args, **kwargs)
+
+    def _getitem(self, node: FxNode, value: Any) -> Any:
+        source, index = node.args
+        whole = self.values[source]  # type: ignore[index]  # the first argument of getitem is a node
+        if isinstance(whole, (list, tuple)):
+            return whole[index]  # type: ignore[index]  # and the second a number
+        return self.function("getitem", value, whole, index)
+
+
+_FUNCTIONAL_OVERLOAD = {("masked_fill", "Scalar"): "Scalar", ("fill", "Scalar"): "Scalar"}
+
+
+# --- products
+
+
+def _linear(reader: Reader, value: Tensor, x: Ref, weight: Ref, bias: Ref | None = None) -> Ref:
+    given = {"x": x.name, "weight": weight.name, "bias": bias.name if bias else None}
+    return reader.add(Linear, value, name=_label(reader, "linear"), **given)
+
+
+def _matmul(reader: Reader, value: Tensor, a: Ref, b: Ref) -> Ref:
+    left, right = reader.shape(a), reader.shape(b)
+    if len(left) == 1 or len(right) == 1:  # vectors: rows or columns of one
+        if len(left) == 1:
+            a = reader.function("aten.unsqueeze.default", ((1, *left), value.dtype), a, 0)
+        if len(right) == 1:
+            b = reader.function("aten.unsqueeze.default", ((*right, 1), value.dtype), b, 1)
+        rows = (*reader.shape(b)[:-2], *reader.shape(a)[:-1], reader.shape(b)[-1])
+        wide = reader.add(Matmul, (rows, value.dtype), name=_label(reader, "matmul"), a=a.name, b=b.name)
+        shape = tuple(reader.number(size) for size in value.shape)
+        return reader.function("aten.reshape.default", value, wide, shape)
+    return reader.add(Matmul, value, name=_label(reader, "matmul"), a=a.name, b=b.name)
+
+
+def _label(reader: Reader, label: str) -> str:
+    return f"{reader.module}.{label}" if reader.module else label
+
+
+def _addmm(reader: Reader, value: Tensor, bias: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 1) -> Ref:
+    if beta == 0:
+        return _scaled(reader, value, _matmul(reader, value, a, b), alpha)
+    if beta == 1 and alpha == 1 and isinstance(reader._node(b), Weight) and len(reader.shape(bias)) == 1:
+        shape = reader.shape(b)
+        turned = reader.function("aten.t.default", ((shape[1], shape[0]), value.dtype), b)
+        return _linear(reader, value, a, turned, bias)
+    total = _scaled(reader, value, _matmul(reader, value, a, b), alpha)
+    if beta != 1:
+        node = reader._node(bias)
+        bias = reader.function("aten.mul.Tensor", (node.shape, node.dtype), bias, beta)
+    return reader.function("aten.add.Tensor", value, bias, total)
+
+
+def _scaled(reader: Reader, value: Tensor, total: Ref, factor: Any) -> Ref:
+    return total if factor == 1 else reader.function("aten.mul.Tensor", value, total, factor)
+
+
+def _einsum(reader: Reader, value: Tensor, equation: str, operands: tuple[Ref, ...], path: Any = None) -> Ref:
+    """A sum over products of two tensors as one matmul: dimensions in both, of the left, of the right, summed over."""
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    letters = left.split(",")
+    if len(operands) != 2 or not arrow or "." in equation or any(len(set(x)) < len(x) for x in (*letters, out)):
+        raise CoverageError(f"einsum {equation!r} in {reader.module}: write it as a product of two tensors")
+    a, b = letters
+    sizes = dict(zip(a, reader.shape(operands[0]), strict=True)) | dict(zip(b, reader.shape(operands[1]), strict=True))
+    both = [x for x in a if x in b and x in out]
+    summed = [x for x in a if x in b and x not in out]
+    rows, columns = [x for x in a if x not in b], [x for x in b if x not in a]
+    if any(x not in out for x in (*rows, *columns)):
+        raise CoverageError(f"einsum {equation!r} in {reader.module}: sum over single tensors before it")
+    inner, height, width = _product(sizes, summed), _product(sizes, rows), _product(sizes, columns)
+    outer = tuple(sizes[x] for x in both)
+    if not summed:  # nothing is summed: a product element by element
+        spread = [_spread(reader, ref, name, out, sizes) for ref, name in zip(operands, letters, strict=True)]
+        return reader.function("aten.mul.Tensor", value, *spread)
+    first = _arranged(reader, operands[0], a, [*both, *rows, *summed], (*outer, height, inner), sizes)
+    second = _arranged(reader, operands[1], b, [*both, *summed, *columns], (*outer, inner, width), sizes)
+    total = reader.add(
+        Matmul, ((*outer, height, width), value.dtype), name=_label(reader, "einsum"), a=first.name, b=second.name
+    )
+    found = [*both, *rows, *columns]
+    shape = tuple(sizes[x] for x in found)
+    if shape != (*outer, height, width):
+        total = reader.function("aten.reshape.default", (shape, value.dtype), total, shape)
+    order = tuple(found.index(x) for x in out)
+    return total if list(order) == sorted(order) else reader.function("aten.permute.default", value, total, order)
+
+
+def _arranged(reader: Reader, x: Ref, letters: str, order: list[str], shape: Any, sizes: Any) -> Ref:
+    dtype = reader._node(x).dtype
+    places = tuple(letters.index(letter) for letter in order)
+    if list(places) != sorted(places):
+        moved = tuple(sizes[letter] for letter in order)
+        x = reader.function("aten.permute.default", (moved, dtype), x, places)
+    return x if reader.shape(x) == shape else reader.function("aten.reshape.default", (shape, dtype), x, shape)
+
+
+def _spread(reader: Reader, x: Ref, letters: str, out: str, sizes: Any) -> Ref:
+    order = [letter for letter in out if letter in letters]
+    shape = tuple(sizes[letter] if letter in letters else 1 for letter in out)
+    return _arranged(reader, x, letters, order, shape, sizes)
+
+
+def _product(sizes: Mapping[str, Any], letters: list[str]) -> Any:
+    return times(*(sizes[x] for x in letters))
+
+
+def times(*sizes: Any) -> Any:
+    """The product of sizes, a plain number where no symbol is among them."""
+    number = prod(x for x in sizes if not isinstance(x, Size))
+    symbolic = [x for x in sizes if isinstance(x, Size)]
+    if not symbolic:
+        return number
+    factors = ([number] if number != 1 else []) + symbolic
+    return factors[0] if len(factors) == 1 else Size("*", tuple(factors))
+
+
+def _attention(
+    reader: Reader,
+    value: Tensor,
+    q: Ref,
+    k: Ref,
+    v: Ref,
+    mask: Ref | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Ref:
+    """`softmax(q·kᵀ·scale + mask)·v`, as torch documents it; a masked place gets the lowest number added."""
+    dtype = value.dtype
+    q_shape, k_shape, v_shape = reader.shape(q), reader.shape(k), reader.shape(v)
+    if enable_gqa and q_shape[-3] != k_shape[-3]:
+        times_ = q_shape[-3] // k_shape[-3]
+        k_shape = (*k_shape[:-3], q_shape[-3], *k_shape[-2:])
+        v_shape = (*v_shape[:-3], q_shape[-3], *v_shape[-2:])
+        k = reader.function("aten.repeat_interleave.self_int", (k_shape, dtype), k, times_, len(k_shape) - 3)
+        v = reader.function("aten.repeat_interleave.self_int", (v_shape, dtype), v, times_, len(v_shape) - 3)
+    turned = reader.function(
+        "aten.transpose.int", ((*k_shape[:-2], k_shape[-1], k_shape[-2]), dtype), k, len(k_shape) - 2, len(k_shape) - 1
+    )
+    scores = ((*q_shape[:-1], k_shape[-2]), dtype)
+    scaling = q_shape[-1] ** -0.5 if scale is None else scale
+    seen = reader.add(Matmul, scores, name=_label(reader, "scores"), a=q.name, b=turned.name, scaling=float(scaling))
+    if is_causal:
+        hidden = reader.function("causal_mask", (scores[0][-2:], dtype), *scores[0][-2:])
+        seen = reader.function("aten.add.Tensor", scores, seen, hidden)
+    if mask is not None:
+        node = reader._node(mask)
+        if node.dtype == torch.bool:
+            zero = reader.function("aten.full.default", ((), dtype), (), 0.0, dtype=dtype)
+            lowest = torch.finfo(dtype).min
+            mask = reader.function("aten.where.ScalarOther", (node.shape, dtype), mask, zero, lowest)
+        seen = reader.function("aten.add.Tensor", scores, seen, mask)
+    p = reader.function("aten.softmax.int", scores, seen, -1)
+    if dropout:
+        p = reader.function("aten.dropout.default", scores, p, dropout, False)
+    return reader.add(Matmul, value, name=_label(reader, "mix"), a=p.name, b=v.name)
+
+
+def _convolution(dims: int, transposed: bool = False) -> Callable[..., Ref]:
+    def read(
+        reader: Reader,
+        value: Tensor,
+        x: Ref,
+        weight: Ref,
+        bias: Ref | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        *rest: Any,
+    ) -> Ref:
+        output_padding: Any = 0
+        if transposed:  # torch has these in another order here
+            output_padding, groups, dilation = rest + (0, 1, 1)[len(rest) :]
+        else:
+            dilation, groups = rest + (1, 1)[len(rest) :]
+        kernel = reader.shape(weight)[2:]
+        stride, dilation, output_padding = (_each(t, dims) for t in (stride, dilation, output_padding))
+        if padding == "same":
+            total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+            pads = tuple((t // 2, t - t // 2) for t in total)
+        else:
+            pads = tuple((p, p) for p in _each(0 if padding == "valid" else padding, dims))
+        if transposed:
+            reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+            pads = tuple((r - lo, r - hi + o) for r, (lo, hi), o in zip(reach, pads, output_padding, strict=True))
+            if any(p < 0 for pair in pads for p in pair):
+                raise CoverageError(f"{reader.module}: a transposed convolution with more padding than its kernel")
+            x, weight = _stuffed(reader, x, stride), _flipped(reader, weight, groups)
+            stride = (1,) * dims
+        return reader.add(
+            Convolution, value, name=_label(reader, "convolution"), x=x.name, weight=weight.name,
+            bias=bias.name if bias else None, stride=stride, padding=pads, dilation=dilation, groups=groups,
+        )  # fmt: skip
+
+    return read
+
+
+def _stuffed(reader: Reader, x: Ref, stride: tuple[int, ...]) -> Ref:
+    """Zeros between the elements: with them, a transposed convolution is a plain one."""
+    for i, step in enumerate(stride):
+        if step == 1:
+            continue
+        node = reader._node(x)
+        dim = i + 2
+        shape, size = list(node.shape), node.shape[dim]
+        x = reader.function(
+            "aten.unsqueeze.default", ((*shape[: dim + 1], 1, *shape[dim + 1 :]), node.dtype), x, dim + 1
+        )
+        behind = len(shape) - 1 - dim
+        pads = (0, 0) * behind + (0, step - 1)
+        wide = ((*shape[: dim + 1], step, *shape[dim + 1 :]), node.dtype)
+        x = reader.function("aten.constant_pad_nd.default", wide, x, pads, 0)
+        long = times(size, step)
+        flat = (*shape[:dim], long, *shape[dim + 1 :])
+        x = reader.function("aten.reshape.default", (flat, node.dtype), x, flat)
+        end = long - (step - 1) if isinstance(long, int) else Size("+", (long, 1 - step))
+        cut = ((*shape[:dim], end, *shape[dim + 1 :]), node.dtype)
+        x = reader.function("aten.slice.Tensor", cut, x, dim, 0, end)
+    return x
+
+
+def _flipped(reader: Reader, weight: Ref, groups: int) -> Ref:
+    """The kernel `[in, out/groups, …]` of a transposed convolution as that of a plain one, `[out, in/groups, …]`."""
+    node = reader._node(weight)
+    size, each, *kernel = (int(x) for x in node.shape)  # type: ignore[arg-type]  # weights have no symbols
+    dims = tuple(range(2, len(node.shape)))
+    w = reader.function("aten.flip.default", (node.shape, node.dtype), weight, dims)
+    split = (groups, size // groups, each, *kernel)
+    w = reader.function("aten.reshape.default", (split, node.dtype), w, split)
+    turned = (groups, each, size // groups, *kernel)
+    w = reader.function("aten.transpose.int", (turned, node.dtype), w, 1, 2)
+    whole = (groups * each, size // groups, *kernel)
+    return reader.function("aten.reshape.default", (whole, node.dtype), w, whole)
+
+
+def _each(x: Any, dims: int) -> tuple[int, ...]:
+    values = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    return values * dims if len(values) == 1 else values
+
+
+def _general_convolution(
+    reader: Reader, value: Tensor, x: Ref, weight: Ref, bias: Any, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, *_: Any,
+) -> Ref:  # fmt: skip
+    dims = len(reader.shape(weight)) - 2
+    rest = (output_padding, groups, dilation) if transposed else (dilation, groups)
+    return _convolution(dims, transposed)(reader, value, x, weight, bias, stride, padding, *rest)
+
+
+# --- functions that become others
+
+
+def _pieces(reader: Reader, name: str, value: Any, x: Ref, *args: Any, **kwargs: Any) -> list[Ref]:
+    """`split`, `chunk` and `unbind` as slices, one for each piece."""
+    named = {"split": ("size", "dim"), "split_with_sizes": ("sizes", "dim"), "chunk": ("chunks", "dim"),
+             "tensor_split": ("sections", "dim"), "unbind": ("dim",)}[name]  # fmt: skip
+    given = dict(zip(named, args, strict=False)) | kwargs
+    node = reader._node(x)
+    dim = given.get("dim", 0) % len(node.shape)
+    found: list[Ref] = []
+    start: Any = 0
+    for i, piece in enumerate(value):
+        if name == "unbind":
+            found.append(reader.function("aten.select.int", piece, x, dim, i))
+            continue
+        size = reader.number(piece.shape[dim])
+        end = (
+            size
+            if start == 0
+            else start + size
+            if isinstance(start, int) and isinstance(size, int)
+            else Size("+", (start, size))
+        )
+        found.append(reader.function("aten.slice.Tensor", piece, x, dim, start, end))
+        start = end
+    return found
+
+
+def _batch_norm(reader: Reader, value: Any, x: Ref, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+    """In `eval()` a product and a sum per channel: `x·a + c`, with a and c from the running statistics."""
+    like = value[0] if isinstance(value, (tuple, list)) else value
+    if mean is None or var is None or rest[0] is True:
+        raise CoverageError(f"batch norm {reader.module!r} has no running statistics: it would mix the samples")
+    eps = next(e for e in reversed(rest) if isinstance(e, float))
+    channels = reader.shape(mean)
+    statistics = (channels, like.dtype)
+    root = reader.function("aten.sqrt.default", statistics, reader.function("aten.add.Scalar", statistics, var, eps))
+    factor = reader.function("aten.reciprocal.default", statistics, root)
+    if weight is not None:
+        factor = reader.function("aten.mul.Tensor", statistics, factor, weight)
+    shift = reader.function("aten.mul.Tensor", statistics, mean, factor)
+    zero = reader.function("aten.full.default", statistics, channels, 0.0, dtype=like.dtype) if bias is None else bias
+    shift = reader.function("aten.sub.Tensor", statistics, zero, shift)
+    shape = (*channels, *[1] * (like.ndim - 2))
+    factor, shift = (reader.function("aten.reshape.default", (shape, like.dtype), t, shape) for t in (factor, shift))
+    y = reader.function("aten.add.Tensor", like, reader.function("aten.mul.Tensor", like, x, factor), shift)
+    return [y, None, None] if isinstance(value, (tuple, list)) else y
+
+
+def _rms_norm(reader: Reader, value: Tensor, x: Ref, shape: Any, weight: Ref | None = None, eps: Any = None) -> Ref:
+    """`x / sqrt(mean(x²) + eps) · weight`, as single operations."""
+    node = reader._node(x)
+    dims = tuple(range(len(node.shape) - len(shape), len(node.shape)))
+    row = ((*node.shape[: dims[0]], *[1] * len(shape)), node.dtype)
+    square = reader.function("aten.pow.Tensor_Scalar", (node.shape, node.dtype), x, 2)
+    mean = reader.function("aten.mean.dim", row, square, dims, True)
+    eps = torch.finfo(node.dtype).eps if eps is None else eps
+    root = reader.function("aten.rsqrt.default", row, reader.function("aten.add.Scalar", row, mean, eps))
+    y = reader.function("aten.mul.Tensor", value, x, root)
+    return y if weight is None else reader.function("aten.mul.Tensor", value, y, weight)
+
+
+def _copy(reader: Reader, value: Tensor, x: Ref, source: Ref, *_: Any) -> Ref:
+    node = reader._node(source)
+    shape = tuple(reader.number(size) for size in value.shape)
+    if node.dtype != value.dtype:
+        source = reader.function("aten.to.dtype", (node.shape, value.dtype), source, value.dtype)
+    return source if node.shape == shape else reader.function("aten.expand.default", value, source, shape)
+
+
+def _softmax(reader: Reader, value: Tensor, x: Ref, dim: int, dtype: Any = None, **kwargs: Any) -> Ref:
+    # `_softmax` has a flag where `softmax` has a dtype.
+    wanted = dtype if isinstance(dtype, torch.dtype) else kwargs.get("dtype")
+    node = reader._node(x)
+    if wanted is not None and wanted != node.dtype:
+        x = reader.function("aten.to.dtype", (node.shape, wanted), x, wanted)
+    return reader.function("aten.softmax.int", value, x, dim)
+
+
+def _repeat_interleave(reader: Reader, value: Tensor, x: Ref, repeats: Any, dim: Any = None, **_: Any) -> Ref:
+    if isinstance(repeats, Ref) or dim is None:
+        raise CoverageError(f"repeat_interleave in {reader.module}: give one number of repeats and a dimension")
+    return reader.function("aten.repeat_interleave.self_int", value, x, repeats, dim)
+
+
+def _pad(reader: Reader, value: Tensor, x: Ref, pads: Any, mode: str = "constant", number: Any = None) -> Ref:
+    if all(p == 0 for p in pads):
+        return x
+    if mode != "constant":  # the border is made of elements that are there
+        return reader.function("aten.pad.default", value, x, pads, mode)
+    return reader.function("aten.constant_pad_nd.default", value, x, pads, number or 0)
+
+
+_LOWERINGS: dict[str, Callable[..., Any]] = {
+    "pad": _pad,
+    "constant_pad_nd": lambda reader, value, x, pads, number=0: _pad(reader, value, x, pads, "constant", number),
+    "linear": _linear,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "bmm": _matmul,
+    "mv": _matmul,
+    "dot": _matmul,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "einsum": _einsum,
+    "scaled_dot_product_attention": _attention,
+    "conv1d": _convolution(1),
+    "conv2d": _convolution(2),
+    "conv3d": _convolution(3),
+    "conv_transpose1d": _convolution(1, transposed=True),
+    "conv_transpose2d": _convolution(2, transposed=True),
+    "conv_transpose3d": _convolution(3, transposed=True),
+    "convolution": _general_convolution,
+    "_convolution": _general_convolution,
+    "batch_norm": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "rms_norm": _rms_norm,
+    "copy": _copy,
+    "softmax": _softmax,
+    "_softmax": _softmax,
+    "repeat_interleave": _repeat_interleave,
+}
