@@ -56,7 +56,7 @@ class Engine(ABC):
         """A product of two sites' codes, prepared once for this run."""
         found = self._products.get(node.name)
         if found is None:
-            found = self._products[node.name] = Pair(self.network, node)
+            found = self._products[node.name] = Pair(self.network, node, self.constants)
         return found
 
     def neurons(self, site: Site) -> int:

@@ -83,7 +83,7 @@ class FoldedEngine(Engine):
             return self.constants[name]
         node = self.program[name]
         if isinstance(node, Weight):
-            return self.network.tensors[node.key]
+            return self.network.tensors[node.key if node.bits is None else f"{node.key}.codes"]
         assert not isinstance(node, Input)
         return float_value(node, {n: self._still(n) for n in node.reads}, self.sizes, self.network.device)
 

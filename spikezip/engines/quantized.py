@@ -25,12 +25,13 @@ def quantized(network: Frozen, inputs: Mapping[str, Any]) -> tuple[Any, dict[str
 
     def product(node: Any, values: Mapping[str, Any]) -> Tensor:
         if isinstance(node, Matmul):
-            pair = Pair(network, node)
+            pair = Pair(network, node, constants_)
             return pair.output(pair.total(values[node.a], values[node.b]))
         synapse = Synapse(network, node)
         return synapse.output(synapse.totals(values[node.x]))
 
-    values = constants(network, inputs, sizes)
+    constants_ = constants(network, inputs, sizes)
+    values = dict(constants_)
     free = last_uses(network.moving, network.program.returned)
     walk(network, network.moving, values, sizes, site, product, free)
     return collect(network.program.output, values), codes

@@ -16,7 +16,7 @@ from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron.fast import not_a_number
 from spikezip.program.freeze import Frozen
 from spikezip.program.layout import Layout, batch_layout
-from spikezip.program.nodes import Site
+from spikezip.program.nodes import Site, map_arguments
 
 ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine}
 AUTO = "auto"
@@ -47,6 +47,23 @@ def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
             if stops and bool(engine.at_equilibrium(engine.last_spike()).all()):
                 break
         return _collect(engine, outputs, None if drive.steps == "equilibrium" else limit, why)
+
+
+@torch.no_grad()
+def equilibrium_output(network: Frozen, inputs: Mapping[str, Any], engine: str = AUTO) -> Any:
+    """What the network returns once it is at equilibrium, in the structure of the program's output."""
+    layout = batch_layout(network.program)
+    name, _ = resolve_engine(network, layout, engine)
+    with torch.autocast(network.device.type, enabled=False):
+        driver = ENGINES[name](network, layout, inputs, Drive(engine=name, steps="equilibrium"))
+        output: Any = None
+        for n in chunks(step_limit(driver), driver):
+            output = driver.advance(n)[-1]
+            if bool(driver.at_equilibrium(driver.last_spike()).all()):
+                break
+        if isinstance(driver, FoldedEngine):  # of a chunk the last step
+            output = map_arguments(output, lambda x: x[-1] if isinstance(x, Tensor) else x)
+        return output
 
 
 def resolve_engine(network: Frozen, layout: Layout, engine: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@
 adds). `output` turns running totals into running values: `y = total · (s_in · s_w) + b`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from spikezip.ops import grid
 from spikezip.program.analysis import source
 from spikezip.program.freeze import Frozen
-from spikezip.program.nodes import Convolution, Linear, Matmul, Site, Weight
+from spikezip.program.nodes import Convolution, Grid, Linear, Matmul, Site, Weight
 
 Totals = tuple[Tensor, ...]
 
@@ -161,9 +162,9 @@ class InputLayer:
 class Pair:
     """A product of the codes of two sites, or of a site and a constant on a grid."""
 
-    def __init__(self, network: Frozen, node: Matmul) -> None:
+    def __init__(self, network: Frozen, node: Matmul, constants: Mapping[str, Any]) -> None:
         self.node = node
-        self.left, self.right = (_operand(network, name) for name in (node.a, node.b))
+        self.left, self.right = (_operand(network, name, constants) for name in (node.a, node.b))
         self.dtype = network.dtype
         scales = [operand.step for operand in (self.left, self.right)]
         self.factor = scales[0] * scales[1] * node.scaling
@@ -188,13 +189,15 @@ class _Operand:
     largest: int
 
 
-def _operand(network: Frozen, name: str) -> _Operand:
+def _operand(network: Frozen, name: str, constants: Mapping[str, Any]) -> _Operand:
     found = source(network.program, name)
     if isinstance(found, Site):
         return _Operand(found.name, network.step_size(found.name), found.largest)
     if isinstance(found, Weight):
         _, scale = network.codes(found.key)
         return _Operand(None, scale, grid.reference.LARGEST_WEIGHT[found.bits or 8])
+    if isinstance(found, Grid):
+        return _Operand(None, constants[f"{found.name}.scale"], grid.reference.LARGEST_WEIGHT[found.bits])
     # A float constant, where weights are not on a grid.
     return _Operand(None, torch.ones((), dtype=network.dtype, device=network.device), 1)
 

@@ -10,8 +10,20 @@ from spikezip.engines.synapses import InputLayer
 from spikezip.errors import InputError
 from spikezip.program.analysis import source
 from spikezip.program.floats import float_value, function_value
-from spikezip.program.freeze import Frozen
-from spikezip.program.nodes import Convolution, Function, Input, Linear, Node, Product, Program, Site, Values, Weight
+from spikezip.program.freeze import Frozen, on_grid
+from spikezip.program.nodes import (
+    Convolution,
+    Function,
+    Grid,
+    Input,
+    Linear,
+    Node,
+    Product,
+    Program,
+    Site,
+    Values,
+    Weight,
+)
 from spikezip.program.sizes import Bindings, bind
 
 SiteRule = Callable[[Site, Tensor], Tensor]
@@ -62,6 +74,7 @@ def last_uses(nodes: Iterable[Node], keep: Iterable[str]) -> dict[str, tuple[str
 def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> dict[str, Any]:
     """The values that do not change over time, for one input."""
     needed = {name for node in network.moving for name in node.reads} | set(network.program.returned)
+    needed |= {scale_of(node) for node in network.constant if isinstance(node, Grid)}
     values: dict[str, Any] = {}
     free = last_uses(network.constant, needed)
     for node in network.constant:
@@ -71,11 +84,18 @@ def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> di
             values[node.name] = network.tensors[node.key if node.bits is None else f"{node.key}.codes"]
         elif isinstance(node, (Linear, Convolution)) and source(network.program, node.weight) is not None:
             values[node.name] = InputLayer(network, node).output(values[node.x])
+        elif isinstance(node, Grid):  # a constant that depends on a size: it has a grid for this batch
+            values[node.name], values[scale_of(node)] = on_grid(values[node.weight], node, None)
         else:
             values[node.name] = float_value(node, values, sizes, network.device)
         for name in free.get(node.name, ()):
             del values[name]
     return {name: value for name, value in values.items() if name in needed}
+
+
+def scale_of(node: Grid) -> str:
+    """The name under which the scale of a constant stands whose grid is made for each batch."""
+    return f"{node.name}.scale"
 
 
 def _as_captured(node: Input, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -90,6 +90,20 @@ def origin(program: Program, name: str, dependence: dict[str, Depends], select: 
     return node.name
 
 
+def constant_source(program: Program, name: str, dependence: dict[str, Depends]) -> str | None:
+    """The constant that a value is taken from, whatever chose the elements: an expert's weights, say; or None."""
+    node = program[name]
+    while dependence[node.name] > Depends.WEIGHTS:
+        if not isinstance(node, Function) or KINDS[node.op] not in (Kind.MOVE, Kind.SELECT) or not node.reads:
+            return None
+        if not isinstance(node.args[0], Ref):
+            return None
+        node = program[node.reads[0]]
+    while is_move(node, dependence, select=True):
+        node = program[node.reads[0]]
+    return node.name
+
+
 def not_negative(program: Program, dependence: dict[str, Depends]) -> set[str]:
     """Values that cannot be negative: behind a ReLU, a softmax and the like."""
     found: set[str] = set()
@@ -125,15 +139,6 @@ def ancestors(program: Program) -> tuple[dict[str, int], dict[str, int], dict[st
             behind |= everything[name] if isinstance(node, Product) else through[name]
         everything[node.name], through[node.name] = mine, behind
     return own, through, everything
-
-
-def varying(program: Program) -> set[str]:
-    """The values that change over time: codes of sites, and all that depends on them."""
-    found: set[str] = set()
-    for node in program.nodes:
-        if isinstance(node, Site) or any(name in found for name in node.reads):
-            found.add(node.name)
-    return found
 
 
 def source(program: Program, name: str) -> Site | Grid | Weight | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node as FxNode
 
 from spikezip.errors import CoverageError, InputError
@@ -81,6 +82,7 @@ def _quiet(model: nn.Module) -> Iterator[None]:
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     caches = [(c, c.use_cache) for c in configs.values() if getattr(c, "use_cache", None)]
     before = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
+    experts = [(c, c._experts_implementation) for c in configs.values() if hasattr(c, "_experts_implementation")]
     model.eval()
     try:
         for config, _ in caches:
@@ -88,6 +90,8 @@ def _quiet(model: nn.Module) -> Iterator[None]:
         choose: Any = getattr(model, "set_attn_implementation", None)
         if before and choose is not None:
             choose("eager")
+        for config, _ in experts:  # every token with its own experts' weights: nothing depends on how many chose one
+            config._experts_implementation = "batched_mm"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
@@ -98,6 +102,8 @@ def _quiet(model: nn.Module) -> Iterator[None]:
             config.use_cache = cache
         for config, name in before:
             config._attn_implementation = name
+        for config, name in experts:
+            config._experts_implementation = name
 
 
 def _export(model: nn.Module, inputs: dict[str, Any], batch_dim: int) -> tuple[ExportedProgram, str]:
@@ -184,6 +190,7 @@ def _read(model: nn.Module, exported: ExportedProgram, inputs: dict[str, Any], w
         batch,
         fixed="" if batch else why or "torch.export took the batch size for a constant",
         output_class=_class_name(exported.call_spec.out_spec),
+        prefix=_prefix(model),
     ).without_dead_nodes()
     used = {node.key for node in program.nodes if hasattr(node, "key")}
     return Captured(
@@ -244,7 +251,9 @@ def _prefix(model: nn.Module) -> str:
 def _structure(exported: ExportedProgram, reader: "lower.Reader") -> Any:
     """What the network returns, as nested dicts and lists of references."""
     (output,) = (node for node in exported.graph.nodes if node.op == "output")
-    leaves = iter([reader.argument(x) for x in output.args[0]])
+    # Tensors that a forward pass writes to are returned first: what they become is not part of the output.
+    written = sum(spec.kind is not OutputKind.USER_OUTPUT for spec in exported.graph_signature.output_specs)
+    leaves = iter([reader.argument(x) for x in output.args[0][written:]])
 
     def build(spec: Any) -> Any:
         if spec.is_leaf():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spikezip.errors import CalibrationError, ConfigError
 from spikezip.ops import grid, rounding
-from spikezip.program.analysis import Depends, dependence, varying
+from spikezip.program.analysis import Depends, dependence
 from spikezip.program.floats import float_value
 from spikezip.program.nodes import Function, Grid, Node, Product, Program, Ref, Site, Values, Weight, map_arguments
 from spikezip.program.sizes import Size
@@ -38,14 +38,12 @@ class Frozen:
     @cached_property
     def constant(self) -> tuple[Node, ...]:
         """The nodes whose value does not change over time, in order; evaluated once per input."""
-        moving = varying(self.program)
-        return tuple(node for node in self.program.nodes if node.name not in moving)
+        return tuple(node for node in self.program.nodes if node.name not in self.program.varying)
 
     @cached_property
     def moving(self) -> tuple[Node, ...]:
         """The nodes that are evaluated in every step, in order."""
-        moving = varying(self.program)
-        return tuple(node for node in self.program.nodes if node.name in moving)
+        return tuple(node for node in self.program.nodes if node.name in self.program.varying)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,8 +62,10 @@ def freeze(program: Program, tensors: Mapping[str, Tensor], scales: Mapping[str,
     known = _constants(program, tensors)
     nodes: list[Node] = []
     for node in program.nodes:
-        if isinstance(node, Grid):
+        if isinstance(node, Grid) and node.weight in known:
             nodes.append(_on_grid(node, known, scales, kept))
+        elif isinstance(node, Grid) and node.rows:
+            raise ConfigError(f"the weight {node.weight!r} depends on the size of the batch: it has no fixed grid")
         elif node.name in known and not isinstance(node, Weight):
             key = node.name
             nodes.append(Weight(node.name, node.shape, node.dtype, node.module, key=key))
@@ -132,8 +132,6 @@ def _has_symbols(node: Node) -> bool:
 def _on_grid(node: Grid, known: Mapping[str, Tensor], scales: Mapping[str, Tensor], kept: dict[str, Tensor]) -> Node:
     """The weight of a grid node as integers; those that are already there serve again."""
     key = node.name
-    if node.weight not in known:
-        raise ConfigError(f"the weight {node.weight!r} depends on the size of the batch: it has no fixed grid")
     weight = known[node.weight]
     if not bool(torch.isfinite(weight).all()):
         raise ConfigError(f"the weight {node.weight!r} holds values that are not finite")

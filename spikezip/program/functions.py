@@ -101,6 +101,7 @@ KINDS: dict[str, Kind] = {
     "causal_mask": Kind.EXACT,
 }
 
+_FOR_FLOATS = frozenset(operators("im2col pad"))
 # These make tensors from nothing: they are told on which device.
 _FACTORIES = frozenset(
     operators("arange arange.start arange.start_step zeros ones full scalar_tensor eye eye.m linspace tril_indices "
@@ -139,6 +140,8 @@ def evaluate(op: str, args: Any, kwargs: Any, dtype: torch.dtype, device: torch.
         return _rounded(torch_operator(op), args, kwargs, dtype)
     if op in _FACTORIES:
         kwargs = {**kwargs, "device": device}
+    if op in _FOR_FLOATS and not args[0].is_floating_point():  # torch moves no integers here
+        return torch_operator(op)(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
     return torch_operator(op)(*args, **kwargs)
 
 

@@ -6,12 +6,25 @@ Flattened, a value is `[prefix, samples, rest]`. The prefix is all that has to b
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
-from spikezip.program.analysis import Depends, dependence, varying
+from spikezip.program.analysis import Depends, dependence
 from spikezip.program.functions import operators
 from spikezip.program.lower import times
-from spikezip.program.nodes import Convolution, Function, Input, Linear, Node, Program, Ref, Shape, Site, Values
+from spikezip.program.nodes import (
+    Convolution,
+    Function,
+    Grid,
+    Input,
+    Linear,
+    Node,
+    Program,
+    Ref,
+    Shape,
+    Site,
+    Values,
+    Weight,
+)
 from spikezip.program.sizes import Size
 
 _RESHAPES = frozenset(
@@ -21,9 +34,11 @@ _RESHAPES = frozenset(
     )
 )
 _PERMUTES = frozenset(operators("transpose.int permute t movedim.int swapaxes numpy_T"))
+# Operations that take elements of their first operand by numbers in another.
+_INDEXED = frozenset(operators("index_select gather embedding take_along_dim"))
 # Operations that work along the dimensions in their argument of this number.
 _ALONG = {
-    "softmax": 1, "cumsum": 1, "cumprod": 1, "cat": 1, "stack": 1, "flip": 1, "roll": 2, "sort": 1, "argsort": 1,
+    "softmax": 1, "cumsum": 1, "cumprod": 1, "cat": 1, "flip": 1, "roll": 2, "sort": 1, "argsort": 1,
     "topk": 2, "gather": 1, "index_select": 1, "slice": 1, "select": 1, "cummax": 1, "cummin": 1, "narrow": 1,
     "log_softmax": 1, "scatter": 1, "scatter_add": 1, "slice_scatter": 2, "select_scatter": 2, "index_copy": 1,
     "index_add": 1, "diff": 2, "unfold": 1,
@@ -53,8 +68,9 @@ class _Analysis:
         assert program.batch is not None
         self.program, self.batch = program, program.batch
         self.depends = dependence(program)
-        self.moving = varying(program)
+        self.moving = program.varying
         self.prefix: dict[str, int | Size] = {}
+        self.reasons: dict[str, str] = {}  # value → why it is not known where its samples lie
         self.counting: set[str] = set()  # values that hold numbers of samples
         self.mixed = ""
 
@@ -62,17 +78,23 @@ class _Analysis:
         for node in self.program.nodes:
             found = self._prefix(node)
             if isinstance(found, str):
+                # What a constant does with samples matters only where it meets something that varies.
+                self.reasons[node.name] = found if ": " in found else f"{node.name}: {found}"
                 if node.name in self.moving and not self.mixed:
-                    self.mixed = f"{node.name}: {found}"
+                    self.mixed = self.reasons[node.name]
             elif found is not None:
                 self.prefix[node.name] = found
             self._count(node)
-        free = frozenset(
-            n.name
-            for n in self.program.nodes
-            if self.depends[n.name] is Depends.WEIGHTS and n.name not in self.moving and self._dims(n.shape)
-        )
-        return Layout(self.prefix, self.mixed, free)
+        return Layout(self.prefix, self.mixed, self._made_from_sizes())
+
+    def _made_from_sizes(self) -> frozenset[str]:
+        """Constants with samples that are functions of weights and sizes alone, such as `arange(b)`."""
+        plain: set[str] = set()
+        for node in self.program.nodes:
+            stored = isinstance(node, Weight) and node.bits is None
+            if stored or (isinstance(node, Function) and all(name in plain for name in node.reads)):
+                plain.add(node.name)
+        return frozenset(name for name in plain if self._dims(self.program[name].shape))
 
     def _dims(self, shape: Shape) -> list[int]:
         return [i for i, size in enumerate(shape) if isinstance(size, Size) and self.batch in size.symbols]
@@ -94,12 +116,12 @@ class _Analysis:
         given = [name for name in dict.fromkeys(node.reads) if self._dims(self.program[name].shape)]
         unknown = [name for name in given if name not in self.prefix]
         if unknown:
-            return f"it reads {unknown[0]}, where samples are mixed"
+            return self.reasons[unknown[0]]
         if not given or isinstance(node, Input):
             if not dims:
                 return None
             return times(*node.shape[: dims[0]]) if len(dims) == 1 else "every sample meets every other"
-        if isinstance(node, (Site, Values)):
+        if isinstance(node, (Site, Values, Grid)):
             return self.prefix[given[0]]
         if isinstance(node, Linear) and node.x in given:
             last = len(self.program[node.x].shape) - 1
@@ -110,6 +132,10 @@ class _Analysis:
         for name, place in places.items():
             if place is None:
                 return f"samples lie within a dimension of {name}"
+        if isinstance(node, Function) and node.op == "aten.repeat_interleave.self_int":
+            (place,) = places.values()
+            if place is not None and node.args[2] % len(node.shape) >= place:
+                return self.prefix[given[0]]  # the copies of a sample stand together
         if isinstance(node, Function) and node.op in _PERMUTES:
             return times(*node.shape[: dims[0]]) if len(dims) == 1 else "every sample meets every other"
         return self._general(node, dims, places)
@@ -121,7 +147,14 @@ class _Analysis:
         aligned = len(dims) == 1 and times(*shape[: dims[0]]) == self.prefix[name]
         return dims[0] if aligned else None
 
-    def _general(self, node: Node, dims: list[int], places: Mapping[str, int | None]) -> int | Size | str:
+    def _is_tuple(self, node: Node) -> TypeGuard[Function]:
+        readers = self.program.readers[node.name]
+        return isinstance(node, Function) and any(isinstance(r, Function) and r.op == "getitem" for r in readers)
+
+    def _general(self, node: Node, dims: list[int], places: Mapping[str, int | None]) -> int | Size | str | None:
+        if not dims and self._is_tuple(node):  # each of its tensors has a layout of its own
+            works = any(self._works_along(node, name, place or 0) for name, place in places.items())
+            return "it works along the samples" if works else None
         if not dims:
             return "it sums over samples, or picks one"
         if len(dims) > 1:
@@ -134,7 +167,9 @@ class _Analysis:
                 return f"its batch is another than that of {name}"
             if not isinstance(node, (Function, Convolution)) and len(shape) - place != len(node.shape) - dim:
                 return f"samples of {name} lie in another dimension"
-            if isinstance(node, Function) and self._works_along(node, name, place):
+            if not isinstance(node, Function) or (node.op in _INDEXED and node.args[0] != Ref(name)):
+                continue
+            if self._works_along(node, name, place):
                 return "it works along the samples"
         return times(*node.shape[:dim])
 
@@ -151,7 +186,6 @@ class _Analysis:
         default: Any = {"topk": -1, "sort": -1, "argsort": -1, "diff": -1}.get(label, 0)
         found = node.args[number] if len(node.args) > number else node.kwargs.get("dim", default)
         along = found if isinstance(found, tuple) else (found,)
-        rank = len(node.shape) if label == "stack" else rank
         hits = any(isinstance(d, int) and d % rank == place for d in along)
         if label == "slice" and hits:  # all of it
             return node.shape[place] != self.program[name].shape[place]

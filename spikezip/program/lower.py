@@ -36,6 +36,17 @@ _VIEWS = {
 }  # fmt: skip
 
 
+# Other names of the same operations.
+_ALIASES = {
+    "clip": "clamp", "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "concat": "cat",
+    "concatenate": "cat", "absolute": "abs", "negative": "neg", "greater": "gt", "greater_equal": "ge", "less": "lt",
+    "less_equal": "le", "not_equal": "ne", "swapdims": "transpose", "swapaxes": "transpose", "arctan2": "atan2",
+    "special_expit": "sigmoid", "special_erf": "erf", "special_log_softmax": "log_softmax", "fix": "trunc",
+    "adaptive_avg_pool2d_": "adaptive_avg_pool2d", "_adaptive_avg_pool2d": "adaptive_avg_pool2d",
+    "outer": "ger", "linalg_matmul": "matmul", "special_softmax": "softmax",
+}  # fmt: skip
+
+
 def base_name(node: FxNode) -> str:
     """`aten.add_.Tensor` → `add_`; of what is no operator, its own name."""
     target = node.target
@@ -168,9 +179,10 @@ class Reader:
         kwargs = {k: self.argument(v) for k, v in node.kwargs.items() if k not in _LAYOUT}
         # Arguments by position have no names; those that say where a tensor lies are devices and formats.
         args = [x for x in args if not isinstance(x, (torch.device, torch.memory_format, torch.layout))]
+        name = _ALIASES.get(name, name)
         if not is_in_place(node):
             return self._operation(name, node.target._overloadname, value, args, kwargs)
-        plain = name.removesuffix("_")
+        plain = _ALIASES.get(name.removesuffix("_"), name.removesuffix("_"))
         overload = _FUNCTIONAL_OVERLOAD.get((plain, node.target._overloadname), node.target._overloadname)
         result = self._operation(plain, overload, value, args, kwargs)
         self.values[node.args[0]] = result  # type: ignore[index]  # what is written into is a node
@@ -262,9 +274,11 @@ def _scaled(reader: Reader, value: Tensor, total: Ref, factor: Any) -> Ref:
 
 def _einsum(reader: Reader, value: Tensor, equation: str, operands: tuple[Ref, ...], path: Any = None) -> Ref:
     """A sum over products of two tensors as one matmul: dimensions in both, of the left, of the right, summed over."""
-    left, arrow, out = equation.replace(" ", "").partition("->")
+    left, arrow, out = _spelled_out(reader, equation.replace(" ", ""), operands).partition("->")
     letters = left.split(",")
-    if len(operands) != 2 or not arrow or "." in equation or any(len(set(x)) < len(x) for x in (*letters, out)):
+    if len(operands) == 1 and arrow and sorted(left) == sorted(out):
+        return reader.function("aten.permute.default", value, operands[0], tuple(left.index(x) for x in out))
+    if len(operands) != 2 or not arrow or any(len(set(x)) < len(x) for x in (*letters, out)):
         raise CoverageError(f"einsum {equation!r} in {reader.module}: write it as a product of two tensors")
     a, b = letters
     sizes = dict(zip(a, reader.shape(operands[0]), strict=True)) | dict(zip(b, reader.shape(operands[1]), strict=True))
@@ -289,6 +303,21 @@ def _einsum(reader: Reader, value: Tensor, equation: str, operands: tuple[Ref, .
         total = reader.function("aten.reshape.default", (shape, value.dtype), total, shape)
     order = tuple(found.index(x) for x in out)
     return total if list(order) == sorted(order) else reader.function("aten.permute.default", value, total, order)
+
+
+def _spelled_out(reader: Reader, equation: str, operands: tuple[Ref, ...]) -> str:
+    """An equation with letters in the place of `...`."""
+    if "..." not in equation:
+        return equation
+    free = [x for x in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if x not in equation]
+    left, arrow, out = equation.partition("->")
+    terms, longest = [], ""
+    for term, ref in zip(left.split(","), operands, strict=True):
+        count = len(reader.shape(ref)) - len(term.replace("...", ""))
+        hidden = "".join(free[:count][::-1])  # dimensions are matched from the right
+        longest = max(longest, hidden, key=len)
+        terms.append(term.replace("...", hidden))
+    return ",".join(terms) + arrow + out.replace("...", longest)
 
 
 def _arranged(reader: Reader, x: Ref, letters: str, order: list[str], shape: Any, sizes: Any) -> Ref:
@@ -575,4 +604,5 @@ _LOWERINGS: dict[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "_softmax": _softmax,
     "repeat_interleave": _repeat_interleave,
+    "ger": lambda reader, value, a, b: _einsum(reader, value, "i,j->ij", (a, b)),
 }

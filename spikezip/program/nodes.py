@@ -242,6 +242,7 @@ class Program:
     `output` is nested dicts, lists and tuples whose leaves are `Ref` or constants; `output_class` names the class of a
     model output, if it was one. `symbols` gives, for each symbol, an input and the dimension to read it from. `batch`
     is the symbol of the batch; None if the network was captured for one batch size only, and `fixed` says why.
+    Names leave out `prefix`, under which a Hugging Face model with a head holds its base model.
     """
 
     nodes: tuple[Node, ...]
@@ -250,6 +251,7 @@ class Program:
     batch: str | None
     fixed: str = ""
     output_class: str = ""
+    prefix: str = ""
 
     def __getitem__(self, name: str) -> Node:
         return self._by_name[name]
@@ -278,6 +280,15 @@ class Program:
     @cached_property
     def sites(self) -> dict[str, Site]:
         return {node.name: node for node in self.nodes if isinstance(node, Site)}
+
+    @cached_property
+    def varying(self) -> frozenset[str]:
+        """The values that change over time: codes of sites, and all that depends on them."""
+        found: set[str] = set()
+        for node in self.nodes:
+            if isinstance(node, Site) or any(name in found for name in node.reads):
+                found.add(node.name)
+        return frozenset(found)
 
     @property
     def inputs(self) -> tuple[Input, ...]:

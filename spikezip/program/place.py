@@ -11,7 +11,16 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from spikezip.errors import ConfigError, CoverageError
-from spikezip.program.analysis import Depends, ancestors, chain, dependence, is_move, not_negative, origin
+from spikezip.program.analysis import (
+    Depends,
+    ancestors,
+    chain,
+    constant_source,
+    dependence,
+    is_move,
+    not_negative,
+    origin,
+)
 from spikezip.program.nodes import (
     Convolution,
     Function,
@@ -72,7 +81,7 @@ class _Placer:
 
     def want_products(self) -> None:
         for node in self.program.products:
-            for slot in _varying_slots(node, self.depends):
+            for slot in _varying_slots(self.program, node, self.depends):
                 value = self._site_of(getattr(node, slot))
                 self.reads[node.name, slot] = value
                 wanted = self.wanted.setdefault(value, _Wanted())
@@ -138,7 +147,7 @@ class _Placer:
     # --- names
 
     def _names(self) -> dict[str, str]:
-        taken: set[str] = set()
+        taken = {node.name for node in self.program.nodes}
         found = {}
         for node in self.program.nodes:
             if node.name not in self.wanted:
@@ -259,8 +268,8 @@ class _Placer:
             return replace(new, **changes)
         for slot in ("a", "b"):  # a product of a value and a constant, such as relative positions
             operand = getattr(node, slot)
-            if self.depends[node.name] is Depends.NETWORK and self.depends[operand] is Depends.WEIGHTS:
-                source = origin(self.program, operand, self.depends, select=True)
+            source = constant_source(self.program, operand, self.depends)
+            if self.depends[node.name] is Depends.NETWORK and source is not None:
                 new = replace(new, **{slot: self._moved(operand, source, self._grid(source, False, None))})  # type: ignore[arg-type]
         return new
 
@@ -302,16 +311,18 @@ def _moves_channels(step: Function, program: Program) -> bool:
     return name not in ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "dropout", "index")
 
 
-def _varying_slots(node: Product, depends: Mapping[str, Depends]) -> tuple[str, ...]:
+def _varying_slots(program: Program, node: Product, depends: dict[str, Depends]) -> tuple[str, ...]:
     """The operands of a product that pass a site."""
     if isinstance(node, (Linear, Convolution)):
-        if depends[node.weight] is Depends.WEIGHTS:
-            return ("x",) if depends[node.x] is Depends.NETWORK else ()
-        return ("x", "weight") if Depends.NETWORK in (depends[node.x], depends[node.weight]) else ()
+        if depends[node.weight] is not Depends.WEIGHTS:
+            raise CoverageError(
+                f"{node.name}: a convolution with a computed kernel is not supported; write it as a matmul"
+            )
+        return ("x",) if depends[node.x] is Depends.NETWORK else ()
     assert isinstance(node, Matmul)
     if Depends.NETWORK not in (depends[node.a], depends[node.b]):
         return ()
-    return tuple(slot for slot in ("a", "b") if depends[getattr(node, slot)] is not Depends.WEIGHTS)
+    return tuple(slot for slot in ("a", "b") if constant_source(program, getattr(node, slot), depends) is None)
 
 
 def _summands(node: Node) -> tuple[str, str] | None:

@@ -49,6 +49,9 @@ class _Tidy:
                 continue
             if isinstance(node, Function) and self._fold(node):
                 continue
+            if isinstance(node, Linear) and self.depends[node.weight] is not Depends.WEIGHTS:
+                self._split(node)
+                continue
             self.rest[node.name] = node.reading(self._rename)
             if isinstance(node, Product):
                 self.product[node.name] = node.name
@@ -57,6 +60,20 @@ class _Tidy:
         output = map_arguments(self.program.output, lambda x: Ref(self._rename(x.name)) if isinstance(x, Ref) else x)
         nodes = (*self.constants, *self.rest.values())
         return replace(self.program, nodes=nodes, output=output).without_dead_nodes()
+
+    def _split(self, node: Linear) -> None:
+        """A linear product whose weight is computed: a product of two values, and a sum."""
+        node = node.reading(self._rename)  # type: ignore[assignment]  # it stays what it is
+        shape = self.program[node.weight].shape
+        turned = Function(
+            f"{node.name}.t", (shape[1], shape[0]), node.dtype, node.module, "aten.t.default", (Ref(node.weight),)
+        )
+        name = node.name if node.bias is None else f"{node.name}.matmul"
+        product = Matmul(name, node.shape, node.dtype, node.module, a=node.x, b=turned.name)
+        self.rest.update({turned.name: turned, name: product})
+        if node.bias is not None:
+            args = (Ref(name), Ref(node.bias))
+            self.rest[node.name] = Function(node.name, node.shape, node.dtype, node.module, "aten.add.Tensor", args)
 
     def _rename(self, name: str) -> str:
         return self.renamed.get(name, name)

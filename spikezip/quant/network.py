@@ -1,0 +1,115 @@
+"""The quantized network (QANN): a program with sites, the parameters of the float model, and a scale for each site."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spikezip.engines.quantized import quantized
+from spikezip.errors import CalibrationError, ConfigError
+from spikezip.program.capture import capture
+from spikezip.program.freeze import Frozen, freeze
+from spikezip.program.nodes import Program, Site, Weight
+from spikezip.program.place import place
+from spikezip.program.tidy import tidy
+from spikezip.program.tree import attach, tensors_in
+from spikezip.quant.config import QuantConfig
+
+
+class QuantizedNetwork(nn.Module):
+    """A quantized network. In `eval()` it computes on the integer grid, exactly; in `train()` with gradients.
+
+    Parameters and buffers of the float model keep their names. The scale of a site stands in the module whose output it
+    quantizes, under `SITE.site_scale`: a vector of one number, or of one per channel.
+    """
+
+    kind = "qann"
+
+    def __init__(self, program: Program, tensors: Mapping[str, Tensor], config: QuantConfig) -> None:
+        super().__init__()
+        self.program, self.quant_config = program, config
+        weights = {node.key: node for node in program.nodes if isinstance(node, Weight)}
+        self.keys = tuple(weights)
+        for key, node in weights.items():
+            trained = node.trained and tensors[key].is_floating_point()
+            attach(self, key, tensors[key].detach().clone(), parameter=trained)
+        like = next(t for t in tensors.values() if t.is_floating_point())
+        for site in program.sites.values():
+            attach(self, self.scale_key(site.name), like.new_ones(_channels(site)), parameter=True)
+            ready = torch.zeros((), dtype=torch.bool, device=like.device)
+            attach(self, f"{program.prefix}{site.name}.site_ready", ready, parameter=False)
+
+    def scale_key(self, site: str) -> str:
+        return f"{self.program.prefix}{site}.site_scale"
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        """The sites by name, in the order of execution."""
+        return self.program.sites
+
+    def scale(self, site: str) -> nn.Parameter:
+        """The scale of a site, as it is learned."""
+        return self.get_parameter(self.scale_key(site))
+
+    @torch.no_grad()
+    def set_scale(self, site: str, scale: Tensor) -> None:
+        """Start from this scale: one number, or one per channel for a site that has one per channel."""
+        own = self.scale(site)
+        own.copy_(scale.expand_as(own))
+        self.get_buffer(f"{self.program.prefix}{site}.site_ready").fill_(True)
+
+    def waiting(self) -> list[str]:
+        """The sites that have no scale yet."""
+        prefix = self.program.prefix
+        return [name for name in self.sites if not bool(self.get_buffer(f"{prefix}{name}.site_ready"))]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that the program reads, by key, as they are now."""
+        found = tensors_in(self)
+        return {key: found[key] for key in self.keys}
+
+    def frozen(self) -> Frozen:
+        """The network with integer weights, as it is now."""
+        waiting = self.waiting()
+        if waiting:
+            raise CalibrationError(
+                f"{len(waiting)} of {len(self.sites)} sites have no scale yet, {waiting[0]!r} first: "
+                "call spikezip.calibrate(qann, batches) or train the network"
+            )
+        return freeze(self.program, self.tensors(), {name: self.scale(name) for name in self.sites})
+
+    def forward(self, **inputs: Any) -> Any:
+        return quantized(self.frozen(), inputs)[0]
+
+
+def _channels(site: Site) -> int:
+    size = site.shape[-1] if site.by_channel else 1
+    if not isinstance(size, int):
+        raise ConfigError(f"site {site.name!r}: per_channel=True needs a fixed number of channels, not {size}")
+    return size
+
+
+def quantize(
+    model: nn.Module, config: QuantConfig | None = None, example: Mapping[str, Any] | Tensor | None = None
+) -> QuantizedNetwork:
+    """A quantized network (QANN) of a float model; the float model stays untouched.
+
+    `example` is a batch: what it holds does not matter, its names and shapes do. The network needs scales next:
+    `calibrate`, or training.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> qann = quantize(model, QuantConfig(levels=16), example=torch.randn(2, 4))
+        >>> list(qann.sites), [name for name, _ in qann.named_parameters()][:2]
+        (['2.in'], ['0.weight', '0.bias'])
+    """
+    config = config or QuantConfig()
+    dtype = next((p.dtype for p in model.parameters()), None)
+    if dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"the model is in {dtype}: call model.float() first; codes need float32 or float64")
+    if example is None:
+        raise ConfigError("quantize needs example=batch: inputs by name, or the main input alone")
+    captured = capture(model, example)
+    program = place(tidy(captured.program), config, captured.modules)
+    return QuantizedNetwork(program, captured.tensors, config)
