@@ -1,6 +1,7 @@
 """The loop over time: chunks of steps, the stop at equilibrium, and what comes out."""
 
 from collections.abc import Iterator, Mapping
+from threading import Event
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from spikezip.engines.engine import Engine
 from spikezip.engines.folded import FoldedEngine
 from spikezip.engines.run import Run
 from spikezip.engines.spike import SpikeEngine
+from spikezip.engines.split import StoppedError, join, parts_of, run_parts, sample_dims
 from spikezip.engines.state import Drive
+from spikezip.engines.walk import sizes_of
 from spikezip.errors import ConfigError, SpikezipError
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron.fast import not_a_number
@@ -31,22 +34,41 @@ _MOST_STEPS = 16
 
 @torch.no_grad()
 def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
-    """One batch through a frozen network, driven as `drive` says."""
-    unknown = [name for name in drive.record if name not in network.program.sites]
+    """One batch through a frozen network, driven as `drive` says.
+
+    On the CPU the samples of a batch are shared among as many threads as torch uses.
+    """
+    program = network.program
+    unknown = [name for name in drive.record if name not in program.sites]
     if unknown:
         raise ConfigError(f"no site is called {', '.join(map(repr, unknown))}; see snn.neurons for the names")
-    layout = batch_layout(network.program)
+    layout = batch_layout(program)
     name, why = resolve_engine(network, layout, drive.engine)
-    with torch.autocast(network.device.type, enabled=False):
-        engine = ENGINES[name](network, layout, inputs, drive)
-        limit = step_limit(engine)
-        stops = drive.stop_early or drive.steps == "equilibrium"
-        outputs: list[Tensor] = []
-        for n in chunks(limit, engine):
-            outputs += [primary(network, layout, output, engine) for output in engine.advance(n)]
-            if stops and bool(engine.at_equilibrium(engine.last_spike()).all()):
-                break
-        return _collect(engine, outputs, None if drive.steps == "equilibrium" else limit, why)
+
+    def run_alone(given: Mapping[str, Any], stop: Event | None = None) -> Run:
+        with torch.autocast(network.device.type, enabled=False):
+            return _run(ENGINES[name](network, layout, given, drive), stop, why)
+
+    sizes = sizes_of(program, inputs)
+    batch = sizes[program.batch] if program.batch else 1
+    threads = min(torch.get_num_threads(), batch) if network.device.type == "cpu" and not layout.mixed else 1
+    if threads == 1:
+        return run_alone(inputs)
+    return join(run_parts(run_alone, parts_of(program, inputs, batch, threads)), sample_dims(program))
+
+
+def _run(engine: Engine, stop: Event | None, why: str) -> Run:
+    drive = engine.drive
+    limit = step_limit(engine)
+    stops = drive.stop_early or drive.steps == "equilibrium"
+    outputs: list[Tensor] = []
+    for n in chunks(limit, engine):
+        if stop is not None and stop.is_set():
+            raise StoppedError
+        outputs += [primary(output, engine) for output in engine.advance(n)]
+        if stops and bool(engine.at_equilibrium(engine.last_spike()).all()):
+            break
+    return _collect(engine, outputs, None if drive.steps == "equilibrium" else limit, why)
 
 
 @torch.no_grad()
@@ -107,7 +129,7 @@ def _chunk_size(engine: Engine) -> int:
     return min(max(budget // max(largest, 1), 2), _MOST_STEPS)
 
 
-def primary(network: Frozen, layout: Layout, output: Any, engine: Engine) -> Tensor:
+def primary(output: Any, engine: Engine) -> Tensor:
     """What people mean by a network's result: its logits, its last hidden state, or its first tensor; `[n, B, …]`."""
     found = _find(output)
     if not isinstance(engine, FoldedEngine):

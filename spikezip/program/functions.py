@@ -73,7 +73,7 @@ _EXACT = operators(
     "searchsorted.Tensor one_hot meshgrid.indexing meshgrid cumulative_trapezoid bitwise_left_shift.Tensor_Scalar "
     "bitwise_right_shift.Tensor_Scalar __lshift__.Scalar __rshift__.Scalar split.Tensor split.sizes split_with_sizes "
     "chunk unbind.int tensor_split.sections real imag view_as_real view_as_complex square isin.Tensor_Tensor "
-    "cummax cummin nan_to_num complex conj resolve_conj resolve_neg lift_fresh_copy bernoulli.p"
+    "_is_all_true _is_any_true cummax cummin nan_to_num complex conj"
 )
 _ROUNDED = operators(
     "sum sum.dim_IntList mean mean.dim prod prod.dim_int cumsum cumprod var.correction var.dim var std.correction "
@@ -87,7 +87,7 @@ _ROUNDED = operators(
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler addcmul addcdiv lerp.Scalar lerp.Tensor "
     "cosine_similarity cdist dist frac scatter_add scatter_reduce.two index_add hypot fft_fft fft_fftn fft_fft2 "
     "fft_rfft fft_rfft2 fft_rfftn fft_ifft fft_ifftn fft_irfft fft_irfft2 fft_irfftn logaddexp diff polar fold col2im "
-    "native_group_norm _native_batch_norm_legit_no_training softmax.int _softmax special_expit special_erf"
+    "linalg_norm _weight_norm linalg_vector_norm native_group_norm softmax.int _softmax special_expit special_erf"
 )
 
 KINDS: dict[str, Kind] = {

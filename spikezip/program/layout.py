@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+import torch
+
 from spikezip.program.analysis import Depends, dependence
 from spikezip.program.functions import operators
 from spikezip.program.lower import times
@@ -36,6 +38,7 @@ _RESHAPES = frozenset(
 _PERMUTES = frozenset(operators("transpose.int permute t movedim.int swapaxes numpy_T"))
 # Operations that take elements of their first operand by numbers in another.
 _INDEXED = frozenset(operators("index_select gather embedding take_along_dim"))
+_LOOKED_UP = _INDEXED | frozenset(operators("index.Tensor index_put one_hot scatter.src scatter.value"))
 # Operations that work along the dimensions in their argument of this number.
 _ALONG = {
     "softmax": 1, "cumsum": 1, "cumprod": 1, "cat": 1, "flip": 1, "roll": 2, "sort": 1, "argsort": 1,
@@ -102,7 +105,10 @@ class _Analysis:
     def _count(self, node: Node) -> None:
         """Numbers of samples, such as `arange(b)`, are no content of a sample: repeated, they would be wrong."""
         begins = isinstance(node, Function) and node.op.startswith("aten.arange") and self._dims(node.shape)
-        goes_on = any(name in self.counting for name in node.reads) and not node.dtype.is_floating_point
+        whole_numbers = not node.dtype.is_floating_point and node.dtype is not torch.bool
+        counted = any(name in self.counting for name in node.reads)
+        # What is looked up by such a number is content again.
+        goes_on = counted and whole_numbers and isinstance(node, Function) and node.op not in _LOOKED_UP
         if begins or goes_on:
             self.counting.add(node.name)
         if node.name in self.moving and not self.mixed:

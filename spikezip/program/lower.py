@@ -15,7 +15,7 @@ from torch.fx import Node as FxNode
 from spikezip.errors import CoverageError
 from spikezip.program.functions import kind_of
 from spikezip.program.nodes import Convolution, Function, Input, Linear, Matmul, Node, Ref, Weight
-from spikezip.program.sizes import Size, from_torch
+from spikezip.program.sizes import Size, from_torch, minus, plus
 
 # These leave values as they are, or only say something about them.
 _SAME = {
@@ -67,7 +67,9 @@ class Reader:
     def __init__(
         self, names: Mapping[str, str], prefix: str, keys: Mapping[str, str], parameters: frozenset[str]
     ) -> None:
-        self.symbols, self.prefix, self.keys, self.parameters = names, prefix, keys, parameters
+        self.symbols: dict[str, Any] = dict(names)
+        self.prefix, self.keys, self.parameters = prefix, keys, parameters
+        self.scalars: dict[FxNode, Any] = {}  # whole numbers that a network keeps in tensors, such as a span
         self.nodes: list[Node] = []
         self.values: dict[FxNode, Any] = {}  # exported node → `Ref`, number, `Size`, or a list of these
         self.taken: set[str] = set()
@@ -130,7 +132,9 @@ class Reader:
         if isinstance(x, FxNode):
             value = x.meta.get("val")
             if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return self.number(value)
+                read = self.values.get(x)
+                known = str(value.node.expr) in self.symbols or not isinstance(read, Ref)
+                return self.number(value) if known else read
             return self.values[x]
         if isinstance(x, (torch.SymInt, torch.SymFloat)):
             return self.number(x)
@@ -173,6 +177,9 @@ class Reader:
             if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
                 return None  # a size: it is read from where it is used
             raise CoverageError(f"{self.module or 'the model'} uses {name}, which is no operation on tensors")
+        self._follow_scalar(node, name, value)
+        if name == "item":  # a number that stays a tensor here
+            return self.values[node.args[0]]  # type: ignore[index]  # its argument is a node
         if not isinstance(value, (Tensor, list, tuple)):
             return None
         args = [self.argument(x) for x in node.args]
@@ -187,6 +194,27 @@ class Reader:
         result = self._operation(plain, overload, value, args, kwargs)
         self.values[node.args[0]] = result  # type: ignore[index]  # what is written into is a node
         return result
+
+    def _follow_scalar(self, node: FxNode, name: str, value: Any) -> None:
+        """Know whole numbers in tensors that are made from sizes, and the sizes of what is cut by them."""
+
+        def number(x: Any) -> Any:
+            return self.scalars.get(x) if isinstance(x, FxNode) and x in self.scalars else self.argument(x)
+
+        if name == "item" and node.args[0] in self.scalars and isinstance(value, torch.SymInt):
+            self.symbols[str(value.node.expr)] = number(node.args[0])
+        elif name == "slice" and len(node.args) == 4:
+            size = value.shape[node.args[1]]
+            expression = getattr(getattr(size, "node", None), "expr", None)
+            if expression is not None and expression.is_Symbol and str(expression) not in self.symbols:
+                self.symbols[str(expression)] = minus(*(self.number(_size(x)) for x in node.args[:1:-1]))
+        elif isinstance(value, Tensor) and value.ndim == 0 and value.dtype is torch.int64:
+            if name == "scalar_tensor":
+                self.scalars[node] = self.argument(node.args[0])
+            elif name in ("add", "sub", "rsub") and not node.kwargs:
+                a, b = (number(x) for x in node.args[:2])
+                if not isinstance(a, Ref) and not isinstance(b, Ref):
+                    self.scalars[node] = plus(a, b) if name == "add" else minus(*((a, b) if name == "sub" else (b, a)))
 
     def _operation(self, name: str, overload: str, value: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in _SAME:
@@ -248,6 +276,10 @@ def _matmul(reader: Reader, value: Tensor, a: Ref, b: Ref) -> Ref:
         shape = tuple(reader.number(size) for size in value.shape)
         return reader.function("aten.reshape.default", value, wide, shape)
     return reader.add(Matmul, value, name=_label(reader, "matmul"), a=a.name, b=b.name)
+
+
+def _size(x: Any) -> Any:
+    return x.meta["val"] if isinstance(x, FxNode) else x
 
 
 def _label(reader: Reader, label: str) -> str:
@@ -512,13 +544,18 @@ def _pieces(reader: Reader, name: str, value: Any, x: Ref, *args: Any, **kwargs:
 
 
 def _batch_norm(reader: Reader, value: Any, x: Ref, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
-    """In `eval()` a product and a sum per channel: `x·a + c`, with a and c from the running statistics."""
+    """In `eval()` a product and a sum per channel: `x·a + c`, with a and c from the running statistics.
+
+    Without these the statistics are those of `x`: weights that are standardised are written so.
+    """
     like = value[0] if isinstance(value, (tuple, list)) else value
-    if mean is None or var is None or rest[0] is True:
-        raise CoverageError(f"batch norm {reader.module!r} has no running statistics: it would mix the samples")
     eps = next(e for e in reversed(rest) if isinstance(e, float))
-    channels = reader.shape(mean)
-    statistics = (channels, like.dtype)
+    channels = (reader.number(like.shape[1]),)
+    statistics, ones = (channels, like.dtype), [1] * (like.ndim - 2)
+    if mean is None or var is None or rest[0] is True:
+        dims = (0, *range(2, like.ndim))
+        mean = reader.function("aten.mean.dim", statistics, x, dims)
+        var = reader.function("aten.var.correction", statistics, x, dims, correction=0)
     root = reader.function("aten.sqrt.default", statistics, reader.function("aten.add.Scalar", statistics, var, eps))
     factor = reader.function("aten.reciprocal.default", statistics, root)
     if weight is not None:
@@ -526,7 +563,7 @@ def _batch_norm(reader: Reader, value: Any, x: Ref, weight: Any, bias: Any, mean
     shift = reader.function("aten.mul.Tensor", statistics, mean, factor)
     zero = reader.function("aten.full.default", statistics, channels, 0.0, dtype=like.dtype) if bias is None else bias
     shift = reader.function("aten.sub.Tensor", statistics, zero, shift)
-    shape = (*channels, *[1] * (like.ndim - 2))
+    shape = (*channels, *ones)
     factor, shift = (reader.function("aten.reshape.default", (shape, like.dtype), t, shape) for t in (factor, shift))
     y = reader.function("aten.add.Tensor", like, reader.function("aten.mul.Tensor", like, x, factor), shift)
     return [y, None, None] if isinstance(value, (tuple, list)) else y
@@ -551,6 +588,19 @@ def _copy(reader: Reader, value: Tensor, x: Ref, source: Ref, *_: Any) -> Ref:
     if node.dtype != value.dtype:
         source = reader.function("aten.to.dtype", (node.shape, value.dtype), source, value.dtype)
     return source if node.shape == shape else reader.function("aten.expand.default", value, source, shape)
+
+
+def _clamp(reader: Reader, value: Tensor, x: Ref, least: Any = None, most: Any = None, **named: Any) -> Ref:
+    """Both bounds may be numbers or tensors."""
+    for name, bound in (("min", named.get("min", least)), ("max", named.get("max", most))):
+        if bound is not None:
+            overload = "Tensor" if isinstance(bound, Ref) else "default"
+            x = reader.function(f"aten.clamp_{name}.{overload}", value, x, bound)
+    return x
+
+
+def _shaped(reader: Reader, value: Tensor, op: str, x: Ref) -> Ref:
+    return reader.function(f"aten.{op}.default", value, x, tuple(reader.number(size) for size in value.shape))
 
 
 def _softmax(reader: Reader, value: Tensor, x: Ref, dim: int, dtype: Any = None, **kwargs: Any) -> Ref:
@@ -601,6 +651,13 @@ _LOWERINGS: dict[str, Callable[..., Any]] = {
     "_native_batch_norm_legit_no_training": _batch_norm,
     "rms_norm": _rms_norm,
     "copy": _copy,
+    "clamp": _clamp,
+    "reshape_as": lambda reader, value, x, _: _shaped(reader, value, "reshape", x),
+    "view_as": lambda reader, value, x, _: _shaped(reader, value, "reshape", x),
+    "expand_as": lambda reader, value, x, _: _shaped(reader, value, "expand", x),
+    "broadcast_tensors": lambda reader, value, xs: [
+        _shaped(reader, each, "expand", x) for x, each in zip(xs, value, strict=True)
+    ],
     "softmax": _softmax,
     "_softmax": _softmax,
     "repeat_interleave": _repeat_interleave,

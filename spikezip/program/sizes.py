@@ -2,12 +2,24 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 from typing import Any
 
-from spikezip.errors import CoverageError
+from spikezip.errors import CoverageError, InputError
 
 Bindings = Mapping[str, int]  # symbol → its size in this batch
+
+# A size from a file may be anything: numbers are those of 64 bits, and expressions are as small as real ones.
+_LARGEST = 2**63 - 1
+_MOST_ARGUMENTS = 64
+_DEEPEST = 64
+
+
+def _power(a: float, b: float) -> Any:
+    if abs(a) > 1 and b * log2(abs(a)) > 64:  # known before it is computed: a tower of powers never ends
+        raise OverflowError
+    return a**b
+
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": lambda *args: sum(args),
@@ -15,7 +27,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "//": lambda a, b: a // b,
     "/": lambda a, b: a / b,
     "%": lambda a, b: a % b,
-    "**": lambda a, b: a**b,
+    "**": _power,
     "max": max,
     "min": min,
     "float": float,
@@ -23,6 +35,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "floor": lambda a: int(a // 1),
     "ceil": lambda a: -int(-a // 1),
 }
+_ARGUMENTS = {"//": 2, "/": 2, "%": 2, "**": 2, "float": 1, "int": 1, "floor": 1, "ceil": 1}
 # How sympy and torch call these operations.
 _NAMES = {
     "Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "IntTrueDiv": "/", "FloatTrueDiv": "/",
@@ -49,7 +62,14 @@ class Size:
         """The number that this is for a batch."""
         if self.op == "symbol":
             return bindings[self.args[0]]
-        return _OPERATIONS[self.op](*(bind(arg, bindings) for arg in self.args))
+        args = [bind(arg, bindings) for arg in self.args]
+        try:
+            found = _OPERATIONS[self.op](*args)
+            if -_LARGEST <= found <= _LARGEST:
+                return found
+        except (ArithmeticError, TypeError, ValueError):  # division by zero, too large, no real number
+            pass
+        raise InputError(f"the size {self} has no value for a batch with {dict(bindings)}")
 
     @property
     def symbols(self) -> frozenset[str]:
@@ -69,19 +89,29 @@ class Size:
         return [self.op, *(arg.to_json() if isinstance(arg, Size) else arg for arg in self.args)]
 
     @classmethod
-    def from_json(cls, data: list[Any]) -> "Size":
-        """The size that `to_json` wrote; anything else is refused.
+    def from_json(cls, data: Any, deepest: int = _DEEPEST) -> "Size":
+        """The size that `to_json` wrote; anything else is refused, and so is what would be too much work.
 
         Example:
             >>> Size.from_json(["*", 4, ["symbol", "b"]])
             Size(op='*', args=(4, Size(op='symbol', args=('b',))))
         """
+        if type(data) is not list or not 2 <= len(data) <= 1 + _MOST_ARGUMENTS or type(data[0]) is not str:
+            raise ValueError(f"{str(data)[:80]} is not a size")
+        if not deepest:
+            raise ValueError(f"a size has more than {_DEEPEST} operations inside one another")
         op, *args = data
-        if op == "symbol" and len(args) == 1 and isinstance(args[0], str):
+        if op == "symbol" and len(args) == 1 and type(args[0]) is str:
             return cls("symbol", (args[0],))
-        if op not in _OPERATIONS or any(not isinstance(a, (int, float, list)) for a in args):
-            raise ValueError(f"{data!r} is not a size")
-        return cls(op, tuple(cls.from_json(a) if isinstance(a, list) else a for a in args))
+        if op not in _OPERATIONS or len(args) != _ARGUMENTS.get(op, len(args)):
+            raise ValueError(f"{str(data)[:80]} is not a size")
+        return cls(op, tuple(cls.from_json(a, deepest - 1) if type(a) is list else _number(a) for a in args))
+
+
+def _number(x: Any) -> int | float:
+    if not isinstance(x, (int, float)) or isinstance(x, bool) or not abs(x) <= _LARGEST:  # NaN is refused, too
+        raise ValueError(f"{str(x)[:80]} is no number of a size")
+    return x
 
 
 def bind(size: Any, bindings: Bindings) -> Any:
@@ -94,21 +124,50 @@ def bind(size: Any, bindings: Bindings) -> Any:
     return size.at(bindings) if isinstance(size, Size) else size
 
 
-def from_torch(value: Any, names: Mapping[str, str]) -> Any:
-    """A number or a symbolic one of torch (SymInt, SymFloat) as a number or a `Size`; `names` renames symbols."""
+def plus(a: Any, b: Any) -> Any:
+    """The sum of two sizes or numbers.
+
+    Example:
+        >>> plus(2, 3), str(plus(Size("symbol", ("b",)), 1))
+        (5, 'b+1')
+    """
+    return Size("+", (a, b)) if isinstance(a, Size) or isinstance(b, Size) else a + b
+
+
+def minus(a: Any, b: Any) -> Any:
+    """The difference of two sizes or numbers.
+
+    Example:
+        >>> minus(5, 3), minus(Size("symbol", ("b",)), 1).at({"b": 4})
+        (2, 3)
+    """
+    if a == b:
+        return 0
+    return plus(a, Size("*", (-1, b)) if isinstance(b, Size) else -b)
+
+
+def from_torch(value: Any, names: Mapping[str, Any]) -> Any:
+    """A number or a symbolic one of torch (SymInt, SymFloat) as a number or a `Size`.
+
+    `names` gives, for each symbol of torch, our name for it, or the size that it stands for.
+    """
     node = getattr(value, "node", None)
     return value if node is None else _from_sympy(node.expr, names)
 
 
-def _from_sympy(expression: Any, names: Mapping[str, str]) -> Any:
+def _from_sympy(expression: Any, names: Mapping[str, Any]) -> Any:
     if expression.is_Integer:
         return int(expression)
     if expression.is_Rational or expression.is_Float:
         return float(expression)
     if expression.is_Symbol:
         if str(expression) not in names:
-            raise CoverageError(f"a size depends on the values of a tensor ({expression}), not on its shape alone")
-        return Size("symbol", (names[str(expression)],))
+            raise CoverageError(
+                "a shape depends on the values of a tensor, not on sizes alone: it picks elements by a condition. "
+                "Use torch.where, or a mask, instead"
+            )
+        known = names[str(expression)]
+        return Size("symbol", (known,)) if isinstance(known, str) else known
     op = _NAMES.get(type(expression).__name__)
     if op is None:
         raise CoverageError(f"a size is computed by {type(expression).__name__}, which is not supported")
