@@ -8,11 +8,12 @@ PIP_FLAGS = --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # Two test processes with one thread each: small tensors gain nothing from more threads.
 PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2
 
-.PHONY: help demo test test-oldest check clean
+.PHONY: help demo test test-families test-oldest check clean
 
 help:
 	@echo "make demo         run the shipped spiking network on 1,000 images and certify it"
 	@echo "make test         run the tests"
+	@echo "make test-families  run the test of every family of networks, which takes several minutes more"
 	@echo "make test-oldest  run the architecture tests against the oldest transformers supported"
 	@echo "make check        lint and type-check"
 
@@ -21,6 +22,9 @@ demo: $(DEMO_VENV)/ready
 
 test: $(TEST_VENV)/ready
 	$(call PYTEST,$(TEST_VENV))
+
+test-families: $(TEST_VENV)/ready
+	SPIKEZIP_FAMILIES=all $(call PYTEST,$(TEST_VENV)) tests/engines/test_families.py
 
 check: $(TEST_VENV)/ready
 	$(TEST_VENV)/bin/ruff check .

@@ -131,13 +131,14 @@ def _chunk_size(engine: Engine) -> int:
 
 def primary(output: Any, engine: Engine) -> Tensor:
     """What people mean by a network's result: its logits, its last hidden state, or its first tensor; `[n, B, …]`."""
-    found = _find(output)
+    found = find_primary(output)
     if not isinstance(engine, FoldedEngine):
         found = found[None]
     return found
 
 
-def _find(output: Any) -> Tensor:
+def find_primary(output: Any) -> Tensor:
+    """The logits in what a network returns; else the last hidden state, or the first tensor."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
@@ -150,7 +151,7 @@ def _find(output: Any) -> Tensor:
         output = tuple(output.values())
     for value in output:
         if value is not None:
-            return _find(value)
+            return find_primary(value)
     raise SpikezipError("the network returns no tensor")
 
 

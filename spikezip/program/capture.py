@@ -46,9 +46,9 @@ def capture(model: nn.Module, example: Mapping[str, Any] | Tensor, batch_dim: in
     Example:
         >>> captured = capture(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(2, 4))
         >>> print(captured.program)
-        input   [b, 4]  input
-        0       [b, 3]  product   input · 0.weightᵀ + 0.bias
-        1.relu  [b, 3]  function  aten.relu.default(0)
+        input     [b, 4]  input
+        0.linear  [b, 3]  product   input · 0.weightᵀ + 0.bias
+        1.relu    [b, 3]  function  aten.relu.default(0.linear)
         returns 1.relu
     """
     inputs = _by_name(model, example)
@@ -152,9 +152,11 @@ def _first_line(error: BaseException) -> str:
 
 def _functional(exported: ExportedProgram) -> ExportedProgram:
     """Without operations that write into a view of another tensor: those need torch's own rewriting."""
-    if any(_writes_into_a_view(node) for node in exported.graph.nodes):
+    if not any(_writes_into_a_view(node) for node in exported.graph.nodes):
+        return exported
+    with warnings.catch_warnings():  # torch warns of its own code here
+        warnings.simplefilter("ignore")
         return exported.run_decompositions({})
-    return exported
 
 
 def _writes_into_a_view(node: FxNode) -> bool:
