@@ -20,8 +20,8 @@ from resting import same
 from torch import Tensor
 
 import spikezip
+from spikezip.engines.run import Run
 from spikezip.simulate import graphs
-from spikezip.simulate.run import Run
 
 RUNS = 3
 GIB = 2**30

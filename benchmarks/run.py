@@ -40,11 +40,11 @@ from torch import Tensor
 from verdicts import Counts, counts_of, counts_verdict, cut_off, verdict
 
 import spikezip
+from spikezip.engines.run import Run
 from spikezip.errors import SpikezipError
 from spikezip.measure.exit_rule import ExitRule
 from spikezip.measure.exits import Exits, simulate_until_confident
 from spikezip.simulate.drive import ENGINES
-from spikezip.simulate.run import Run
 
 IMPORTED = ["spikezip.measure.exits", "transformers.models.vit.modeling_vit"]  # what takes long, torch among it
 INSTALL = "pip install --no-deps spikingjelly==2.0.0; pip install loguru requests"

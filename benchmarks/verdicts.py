@@ -2,8 +2,8 @@
 
 import torch
 
+from spikezip.engines.run import Run
 from spikezip.measure.exits import Exits
-from spikezip.simulate.run import Run
 
 Counts = dict[str, list[list[int]]]  # site → [T, B]
 

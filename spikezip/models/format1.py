@@ -66,8 +66,8 @@ def _float_model(folder: Path, manifest: dict[str, Any]) -> transformers.PreTrai
     found = getattr(transformers, str(manifest.get("model_class")), None)
     if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
         raise CheckpointError(f"{folder / MANIFEST}: {manifest.get('model_class')!r} is no model class of transformers")
-    config = found.config_class.from_json_file(folder / "config.json")
-    return found(config).eval()
+    made_from: Any = found
+    return made_from(made_from.config_class.from_json_file(folder / "config.json")).eval()
 
 
 def _tied(manifest: dict[str, Any], prefix: str) -> set[str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spikezip.batches import Batch, Prepared, prepare
+from spikezip.engines.run import Run
 from spikezip.errors import ConfigError, SpikezipError
 from spikezip.execution import executing
 from spikezip.ops.compiled import numba_is_here
@@ -22,7 +23,6 @@ from spikezip.simulate.folded import FoldedEngine
 from spikezip.simulate.graphs import BYTES_PER_ACTIVATION, largest_layer
 from spikezip.simulate.model import SpikingModel
 from spikezip.simulate.outputs import map_tensors, primary
-from spikezip.simulate.run import Run
 from spikezip.simulate.spike import SpikeEngine
 from spikezip.simulate.split import StoppedError, at_once, join, parts_of
 from spikezip.spiking.unscaled import plain

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spikezip.engines.run import last_spike
 from spikezip.errors import SpikezipError
 from spikezip.execution import Execution, SiteLike
-from spikezip.simulate.run import last_spike
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.simulate.run import Run
+from spikezip.engines.run import Run
 
 
 class StoppedError(Exception):
