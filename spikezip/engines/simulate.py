@@ -18,7 +18,7 @@ from spikezip.errors import ConfigError, SpikezipError
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron.fast import not_a_number
 from spikezip.program.freeze import Frozen
-from spikezip.program.layout import Layout, batch_layout
+from spikezip.program.layout import Layout
 from spikezip.program.nodes import Site, map_arguments
 
 ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine}
@@ -30,6 +30,7 @@ _ACTIVATIONS_ON_CPU = 640_000
 _ACTIVATIONS_COMPILED = 1_600_000  # on the CPU too, with compiled loops: these need less beside them
 _ACTIVATIONS_ON_GPU = 640_000_000
 _MOST_STEPS = 16
+_MOST_STEPS_TO_THE_END = 32  # on a GPU, where no step after equilibrium is left out
 
 
 @torch.no_grad()
@@ -42,7 +43,7 @@ def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
     unknown = [name for name in drive.record if name not in program.sites]
     if unknown:
         raise ConfigError(f"no site is called {', '.join(map(repr, unknown))}; see snn.neurons for the names")
-    layout = batch_layout(program)
+    layout = program.layout
     name, why = resolve_engine(network, layout, drive.engine)
 
     def run_alone(given: Mapping[str, Any], stop: Event | None = None) -> Run:
@@ -74,7 +75,7 @@ def _run(engine: Engine, stop: Event | None, why: str) -> Run:
 @torch.no_grad()
 def equilibrium_output(network: Frozen, inputs: Mapping[str, Any], engine: str = AUTO) -> Any:
     """What the network returns once it is at equilibrium, in the structure of the program's output."""
-    layout = batch_layout(network.program)
+    layout = network.program.layout
     name, _ = resolve_engine(network, layout, engine)
     with torch.autocast(network.device.type, enabled=False):
         driver = ENGINES[name](network, layout, inputs, Drive(engine=name, steps="equilibrium"))
@@ -124,9 +125,12 @@ def _chunk_size(engine: Engine) -> int:
     largest = max(engine.neurons(site) for site in engine.program.sites.values()) * engine.batch
     if engine.network.device.type == "cpu":
         budget = _ACTIVATIONS_COMPILED if numba_is_here() else _ACTIVATIONS_ON_CPU
-    else:
-        budget = _ACTIVATIONS_ON_GPU
-    return min(max(budget // max(largest, 1), 2), _MOST_STEPS)
+        return min(max(budget // max(largest, 1), 2), _MOST_STEPS)
+    stops = engine.drive.stop_early or engine.drive.steps == "equilibrium"
+    most = _MOST_STEPS if stops else _MOST_STEPS_TO_THE_END
+    size = min(max(_ACTIVATIONS_ON_GPU // max(largest, 1), 2), most)
+    limit = step_limit(engine)
+    return -(-limit // -(-limit // size))  # chunks of one size, which one graph serves
 
 
 def primary(output: Any, engine: Engine) -> Tensor:
@@ -176,9 +180,12 @@ def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, why: str)
     logits = torch.cat([logits, logits[-1:].expand(missing, *logits.shape[1:])]) if missing else logits
     logits = logits[:steps]
     recording, sites = engine.recording, engine.program.sites
-    counts = {site: over_time(pieces) for site, pieces in recording.counts.items()}
-    if not all(bool(torch.isfinite(c).all()) for c in counts.values()):
+    # All sites at once: on a GPU hundreds of small tensors would take longer than a chunk of steps.
+    chunked = zip(*recording.counts.values(), strict=True)
+    counts = over_time([torch.stack(chunk, dim=1) for chunk in chunked])  # [T, sites, B]
+    if not bool(torch.isfinite(counts).all()):
         raise not_a_number()
+    by_site = counts.to(torch.int64).transpose(0, 1).contiguous().unbind()
     return Run(
         logits=logits[-1],
         logits_per_step=logits,
@@ -186,7 +193,7 @@ def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, why: str)
         computed_steps=min(computed, steps),
         t_eq=t_eq,
         engine=engine.name,
-        spike_counts={site: c.to(torch.int64) for site, c in counts.items()},
+        spike_counts=dict(zip(recording.counts, by_site, strict=True)),
         neurons={name: engine.neurons(site) for name, site in sites.items()},
         trains={site: over_time(pieces) for site, pieces in recording.trains.items()},
         tracers={name: engine.tracer(name).to(_integers(site), copy=True) for name, site in sites.items()},

@@ -16,7 +16,6 @@ from spikezip.measure.certificate import Certificate
 from spikezip.measure.comparison import Comparison, compare_batch
 from spikezip.measure.devices import device_name
 from spikezip.measure.latency import distribution
-from spikezip.program.layout import batch_layout
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.version import __version__
 
@@ -61,7 +60,7 @@ def verify(
             progress(compared.samples)
     if not compared.samples:
         raise InputError("verify needs at least one batch")
-    engine, _ = resolve_engine(found, batch_layout(found.program), drive.engine)
+    engine, _ = resolve_engine(found, found.program.layout, drive.engine)
     return Certificate(
         exact=compared.exact,
         sites=compared.sites,

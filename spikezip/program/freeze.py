@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,15 +34,13 @@ class Frozen:
         """The integers of a weight on a grid, and their scale."""
         return self.tensors[f"{key}.codes"], self.tensors[f"{key}.scale"]
 
-    @cached_property
+    @property
     def constant(self) -> tuple[Node, ...]:
-        """The nodes whose value does not change over time, in order; evaluated once per input."""
-        return tuple(node for node in self.program.nodes if node.name not in self.program.varying)
+        return self.program.constant
 
-    @cached_property
+    @property
     def moving(self) -> tuple[Node, ...]:
-        """The nodes that are evaluated in every step, in order."""
-        return tuple(node for node in self.program.nodes if node.name in self.program.varying)
+        return self.program.moving
 
     @property
     def dtype(self) -> torch.dtype:

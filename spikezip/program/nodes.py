@@ -7,12 +7,16 @@ keys in a dict beside it.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
 from spikezip.program.sizes import Size
 
+if TYPE_CHECKING:
+    from spikezip.program.layout import Layout
+
+_Made = TypeVar("_Made")
 Shape: TypeAlias = tuple[int | Size, ...]
 
 
@@ -289,6 +293,31 @@ class Program:
             if isinstance(node, Site) or any(name in found for name in node.reads):
                 found.add(node.name)
         return frozenset(found)
+
+    @cached_property
+    def constant(self) -> tuple[Node, ...]:
+        """The nodes whose value does not change over time, in order; evaluated once per input."""
+        return tuple(node for node in self.nodes if node.name not in self.varying)
+
+    @cached_property
+    def moving(self) -> tuple[Node, ...]:
+        """The nodes that are evaluated in every step, in order."""
+        return tuple(node for node in self.nodes if node.name in self.varying)
+
+    @cached_property
+    def layout(self) -> "Layout":
+        """Where the samples of a batch lie in each value."""
+        from spikezip.program.layout import batch_layout  # it reads nodes
+
+        return batch_layout(self)
+
+    def derived(self, make: Callable[["Program"], _Made]) -> _Made:
+        """What a function makes of this program, made once and kept with it: a program never changes."""
+        found: dict[Any, Any] = self.__dict__.setdefault("_derived", {})
+        if make not in found:
+            found[make] = make(self)
+        made: _Made = found[make]
+        return made
 
     @property
     def inputs(self) -> tuple[Input, ...]:

@@ -29,6 +29,17 @@ def attach(root: nn.Module, name: str, tensor: Tensor, *, parameter: bool) -> No
         module.register_buffer(leaf, tensor)
 
 
+def locate(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that holds a tensor, and the tensor's name there: found once, it can be read quickly.
+
+    Example:
+        >>> locate(nn.Sequential(nn.Linear(2, 2)), "0.weight")[1]
+        'weight'
+    """
+    path, _, leaf = name.rpartition(".")
+    return root.get_submodule(path), leaf
+
+
 def tensors_in(root: nn.Module) -> Mapping[str, Tensor]:
     """All parameters and buffers of a module by name, as they are now."""
     return {**dict(root.named_parameters(remove_duplicate=False)), **dict(root.named_buffers(remove_duplicate=False))}

@@ -7,14 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from spikezip.engines.quantized import quantized
-from spikezip.errors import CalibrationError, ConfigError
+from spikezip.errors import CalibrationError, ConfigError, CoverageError
 from spikezip.program.capture import capture
+from spikezip.program.coverage import explained
 from spikezip.program.freeze import Frozen, freeze
 from spikezip.program.nodes import Program, Site, Weight
 from spikezip.program.place import place
 from spikezip.program.tidy import tidy
 from spikezip.program.tree import attach, tensors_in
 from spikezip.quant.config import QuantConfig
+from spikezip.quant.learn import Plan, learn
 
 
 class QuantizedNetwork(nn.Module):
@@ -29,6 +31,8 @@ class QuantizedNetwork(nn.Module):
     def __init__(self, program: Program, tensors: Mapping[str, Tensor], config: QuantConfig) -> None:
         super().__init__()
         self.program, self.quant_config = program, config
+        self._plan = Plan(program)
+        self._ready: set[str] = set()  # mirrors `site_ready` without asking the device for it in every forward pass
         weights = {node.key: node for node in program.nodes if isinstance(node, Weight)}
         self.keys = tuple(weights)
         for key, node in weights.items():
@@ -58,11 +62,23 @@ class QuantizedNetwork(nn.Module):
         own = self.scale(site)
         own.copy_(scale.expand_as(own))
         self.get_buffer(f"{self.program.prefix}{site}.site_ready").fill_(True)
+        self._ready.add(site)
+
+    def is_ready(self, site: str) -> bool:
+        """Whether the scale of a site was set by calibration, by training or from a checkpoint."""
+        if site not in self._ready and bool(self.get_buffer(f"{self.program.prefix}{site}.site_ready")):
+            self._ready.add(site)
+        return site in self._ready
 
     def waiting(self) -> list[str]:
         """The sites that have no scale yet."""
-        prefix = self.program.prefix
-        return [name for name in self.sites if not bool(self.get_buffer(f"{prefix}{name}.site_ready"))]
+        return [name for name in self.sites if not self.is_ready(name)]
+
+    def plan(self) -> Plan:
+        """What is known of a training pass before there is a batch; made anew when a pass has changed the program."""
+        if self._plan.program is not self.program:
+            self._plan = Plan(self.program)
+        return self._plan
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that the program reads, by key, as they are now."""
@@ -79,8 +95,16 @@ class QuantizedNetwork(nn.Module):
             )
         return freeze(self.program, self.tensors(), {name: self.scale(name) for name in self.sites})
 
+    def prepare(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs of the program from a batch; networks of other libraries fill in and leave out some."""
+        return dict(batch)
+
     def forward(self, **inputs: Any) -> Any:
-        return quantized(self.frozen(), inputs)[0]
+        return learn(self, inputs) if self.training else quantized(self.frozen(), inputs)[0]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._ready.clear()
+        super()._load_from_state_dict(*args, **kwargs)
 
 
 def _channels(site: Site) -> int:
@@ -110,6 +134,10 @@ def quantize(
         raise ConfigError(f"the model is in {dtype}: call model.float() first; codes need float32 or float64")
     if example is None:
         raise ConfigError("quantize needs example=batch: inputs by name, or the main input alone")
-    captured = capture(model, example)
-    program = place(tidy(captured.program), config, captured.modules)
+    captured = None
+    try:
+        captured = capture(model, example)
+        program = place(tidy(captured.program), config, captured.modules)
+    except CoverageError as error:
+        raise explained(error, model, captured) from error
     return QuantizedNetwork(program, captured.tensors, config)
