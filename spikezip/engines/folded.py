@@ -274,7 +274,7 @@ class FoldedEngine(Engine):
             if self.ramp > 1:
                 rows = rows * self.share(self.state.done, self.steps, rows)[:, None]
         else:
-            rows = self._rows(site, values[site.u], self.steps)
+            rows = self._rows(site, self._value(site.u, values), self.steps)
         tracer, scale, limits = self._before(site).reshape(-1), self._scale(site.name), self._limits(site)
         codes, counts = self._walk(site, tracer, lambda held: neuron.walk(rows[held:], tracer, scale, *limits))
         over_time = codes.view(self.steps, self.batch, bind(self.layout.prefix[site.name], self.sizes), -1)
@@ -373,24 +373,24 @@ class FoldedEngine(Engine):
         """Products and their neurons for kernels, made once for this run; None where these cannot take them."""
         names = tuple(branch.site.name for branch in branches)
         if names not in self._layers:
-            synapses = [self.synapse(branch.product) for branch in branches]
-            orders = [order for branch in branches if (order := self._order(branch)) is not None]
-            exact = all(_is_simple(synapse) and synapse.parts[0].weight.dtype == torch.int8 for synapse in synapses)
-            biases = [synapse.bias for synapse in synapses if synapse.bias is not None]
-            factors = [synapse.factor for synapse in synapses if synapse.factor is not None]
-            self._layers[names] = (
-                Layers(
-                    branches,
-                    tuple(orders),
-                    _stacked([synapse.parts[0].weight for synapse in synapses]).contiguous(),
-                    _stacked(factors),
-                    _stacked(biases) if biases else None,
-                    _stacked([self._scale(name) for name in names]),
-                )
-                if exact and len(orders) == len(branches)
-                else None
-            )
+            self._layers[names] = self._make_layers(branches)
         return self._layers[names]
+
+    def _make_layers(self, branches: tuple[Branch, ...]) -> Layers | None:
+        synapses = [self.synapse(branch.product) for branch in branches]
+        orders = [order for branch in branches if (order := self._order(branch)) is not None]
+        exact = all(_is_simple(synapse) and synapse.parts[0].weight.dtype == torch.int8 for synapse in synapses)
+        if not exact or len(orders) < len(branches):
+            return None
+        biases = [synapse.bias for synapse in synapses if synapse.bias is not None]
+        return Layers(
+            branches,
+            tuple(orders),
+            _stacked([synapse.parts[0].weight for synapse in synapses]).contiguous(),
+            _stacked([synapse.factor for synapse in synapses if synapse.factor is not None]),
+            _stacked(biases) if biases else None,
+            _stacked([self._scale(branch.site.name) for branch in branches]),
+        )
 
     def _order(self, branch: Branch) -> tuple[int, ...] | None:
         """The site's dimensions as the product has them; None if what lies between copies its elements."""

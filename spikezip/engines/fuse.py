@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from spikezip.program.analysis import source
 from spikezip.program.functions import KINDS, Kind, operators
 from spikezip.program.lower import times
-from spikezip.program.nodes import Convolution, Function, Linear, Matmul, Node, Program, Ref, Shape, Site, Values
+from spikezip.program.nodes import Convolution, Function, Linear, Matmul, Node, Program, Ref, Site, Values
 
 # Movement that keeps every element, once.
 _REARRANGE = frozenset(
     operators(
         "reshape flatten.using_ints unflatten.int transpose.int permute unsqueeze squeeze squeeze.dim squeeze.dims "
-        "dropout movedim.int swapaxes t slice.Tensor"
+        "movedim.int swapaxes t"
     )
 )
 _SAME = frozenset(operators("dropout slice.Tensor"))  # of these, what may give its operand as it is
@@ -141,13 +141,10 @@ class _Fuser:
 
     # --- what belongs together
 
-    def _only_reader(self, name: str) -> Node | None:
-        """The one node that reads a value; None if there are more, or if the network returns it."""
-        readers = self.program.readers[name]
-        return readers[0] if len(readers) == 1 and name not in self.program.returned else None
-
     def _sole(self, name: str, reader: Node) -> bool:
-        return self._only_reader(name) is reader
+        """Whether a value has one reader, and the network does not return it."""
+        readers = self.program.readers[name]
+        return len(readers) == 1 and readers[0] is reader and name not in self.program.returned
 
     def _function(self, name: str, op: str) -> Function | None:
         node = self.program[name]
@@ -161,31 +158,33 @@ class _Fuser:
 
     def _is_plain(self, site: Site) -> bool:
         """Whether kernels may walk these neurons: samples come first, and codes fit into a byte."""
-        return self.layout.prefix.get(site.name) == 1 and site.lo >= -128 and site.hi <= 127 and not site.entry
+        return self._samples_first(site) and site.lo >= -128 and site.hi <= 127 and not site.entry
+
+    def _samples_first(self, node: Node) -> bool:
+        return self.layout.prefix.get(node.name) == 1
 
     def _branch(self, site: Site) -> Branch | None:
         moves: list[Function] = []
         reader: Node = site
         node = self.program[site.u]
-        while self._sole(node.name, reader):
-            if isinstance(node, (Linear, Convolution)):
-                flat = isinstance(node, Linear) and not moves  # channels are the last dimension still
-                fits = self._is_plain(site) and (flat or self._one_scale(site.name)) and _groups(node) == 1
-                return Branch(node, tuple(reversed(moves)), site) if fits else None
-            if not isinstance(node, Function) or not _rearranges(node, self.program[node.reads[0]].shape):
-                return None
-            moves.append(node)
+        while isinstance(node, Function) and self._sole(node.name, reader) and self._rearranges(node):
+            moves.insert(0, node)
             reader, node = node, self.program[node.reads[0]]
-        return None
+        if not isinstance(node, (Linear, Convolution)) or not self._sole(node.name, reader):
+            return None
+        last = isinstance(node, Linear) and not moves  # whether channels are the last dimension still
+        fits = self._is_plain(site) and self._samples_first(node) and (last or self._one_scale(site.name))
+        return Branch(node, tuple(moves), site) if fits and getattr(node, "groups", 1) == 1 else None
 
     def _products(self, branches: list[Branch]) -> list[Step]:
         together: dict[object, list[Branch]] = {}
         for branch in branches:
             product, site = branch.product, branch.site
-            alone = product.name if isinstance(product, Convolution) else ""
+            # Of one module: layers far from one another would have to keep their codes for long.
+            where = product.name if isinstance(product, Convolution) else product.module.rpartition(".")[0]
             shape = self.program[product.weight].shape
-            kind = (shape, site.lo, site.hi, self._one_scale(site.name), product.bias is None)
-            together.setdefault((alone, product.x, *kind), []).append(branch)
+            kind = (shape, site.lo, site.hi, site.by_channel, product.bias is None)
+            together.setdefault((where, product.x, *kind), []).append(branch)
         return [
             Products(
                 tuple(node for b in group for node in (b.product, *b.moves, b.site)),
@@ -203,13 +202,13 @@ class _Fuser:
             return None
         p, same = self.program[mix.a], []  # codes of the probabilities, perhaps behind a dropout
         reader: Node = mix
-        while isinstance(p, Function) and _stays(p, self.program[p.reads[0]].shape) and self._sole(p.name, reader):
+        while isinstance(p, Function) and self._stays(p) and self._sole(p.name, reader):
             same.append(p)
             reader, p = p, self.program[p.reads[0]]
         if not isinstance(p, Site) or not self._sole(p.name, reader):
             return None
         softmax = self._function(p.u, "aten.softmax.int")
-        if softmax is None or not self._sole(softmax.name, p) or softmax.args[1:] not in ((-1,), (-1, softmax.dtype)):
+        if softmax is None or not self._sole(softmax.name, p) or not _is_over_keys(softmax):
             return None
         masking = self._masked(softmax)
         masked, scores, mask = masking or (softmax, self.program[softmax.reads[0]], None)
@@ -275,13 +274,21 @@ class _Fuser:
         """The site whose values these are, and how they were moved."""
         moves: list[Function] = []
         node = self.program[name]
-        while isinstance(node, Function) and KINDS[node.op] in (Kind.MOVE, Kind.SELECT):
+        while isinstance(node, Function) and _is_movement(node):
             if any(self._varies(read) for read in node.reads[1:]):
                 return None
             moves.insert(0, node)
             node = self.program[node.reads[0]]
         scaled = isinstance(node, Values) and self._one_scale(node.codes)
         return (node.codes, tuple(moves)) if isinstance(node, Values) and scaled else None
+
+    def _stays(self, node: Function) -> bool:
+        """Whether a function gives its operand as it is."""
+        return node.op in _SAME and node.shape == self.program[node.reads[0]].shape
+
+    def _rearranges(self, node: Function) -> bool:
+        """Whether a function keeps every element of its operand, once."""
+        return len(node.reads) == 1 and (self._stays(node) if node.op in _SAME else node.op in _REARRANGE)
 
     def _norm(self, site: Site) -> Norm | None:
         norm = self._function(site.u, "aten.layer_norm.default")
@@ -322,15 +329,14 @@ def _summands(node: Node | None) -> tuple[str, str] | None:
     return (a.name, b.name) if isinstance(a, Ref) and isinstance(b, Ref) and a.name != b.name else None
 
 
-def _rearranges(node: Function, before: Shape) -> bool:
-    """Whether a function keeps every element of its operand, once."""
-    return node.op in _REARRANGE and len(node.reads) == 1 and (node.op not in _SAME or node.shape == before)
+def _is_movement(node: Function) -> bool:
+    """Whether a function does to codes what it does to values: elements are moved or left out, or zeros come in."""
+    if node.op in ("aten.constant_pad_nd.default", "aten.pad.default"):
+        return all(isinstance(x, (Ref, tuple, str)) or not x for x in node.args)
+    return KINDS[node.op] in (Kind.MOVE, Kind.SELECT) and bool(node.reads)
 
 
-def _stays(node: Function, before: Shape) -> bool:
-    """Whether a function gives its operand as it is."""
-    return node.op in _SAME and node.shape == before
-
-
-def _groups(node: Linear | Convolution) -> int:
-    return node.groups if isinstance(node, Convolution) else 1
+def _is_over_keys(softmax: Function) -> bool:
+    """Whether a softmax is over the last dimension, in the dtype of its operand."""
+    rank, (_, dim, *dtype) = len(softmax.shape), softmax.args
+    return dim % rank == rank - 1 and dtype in ([], [None], [softmax.dtype]) and not softmax.kwargs

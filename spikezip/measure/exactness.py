@@ -82,4 +82,3 @@ def verify(
             "versions": {"spikezip": __version__, "torch": torch.__version__, "python": platform.python_version()},
         },
     )
-

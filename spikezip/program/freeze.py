@@ -11,7 +11,18 @@ from spikezip.errors import CalibrationError, ConfigError
 from spikezip.ops import grid, rounding
 from spikezip.program.analysis import Depends, dependence
 from spikezip.program.floats import float_value
-from spikezip.program.nodes import Function, Grid, Node, Product, Program, Ref, Site, Values, Weight, map_arguments
+from spikezip.program.nodes import (
+    Convolution,
+    Function,
+    Grid,
+    Linear,
+    Node,
+    Program,
+    Site,
+    Values,
+    Weight,
+    map_arguments,
+)  # fmt: skip
 from spikezip.program.sizes import Size
 
 
@@ -41,6 +52,11 @@ class Frozen:
     @property
     def moving(self) -> tuple[Node, ...]:
         return self.program.moving
+
+    def moving_weights(self) -> list[Weight]:
+        """The weights of products that are made in every step."""
+        products = (node for node in self.moving if isinstance(node, (Linear, Convolution)))
+        return [node for product in products if isinstance(node := self.program[product.weight], Weight)]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,6 +162,3 @@ def on_grid(weight: Tensor, node: Grid, channel_scale: Tensor | None) -> tuple[T
         return grid.weight_grid(weight, node.bits)
     codes, scale = grid.weight_grid(weight.reshape(1, -1), node.bits)
     return codes.view(weight.shape), scale.view(())
-
-
-__all__ = ["Frozen", "Product", "Ref", "freeze", "on_grid"]

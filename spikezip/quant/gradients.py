@@ -113,7 +113,8 @@ class _Synapse(torch.autograd.Function):
         node, low, (of_x, of_w, of_b, *_) = ctx.node, ctx.low, ctx.needs_input_grad
         grad_x = grad_w = None
         if isinstance(node, Convolution):
-            scaled, grad_b = grad * _rows(w_scale, grad[0]), grad.transpose(0, 1).flatten(1).sum(1) if of_b else None
+            scaled = grad * _rows(w_scale, grad[0])
+            grad_b = grad.sum(dim=[0, *range(2, grad.ndim)]) if of_b else None
             grad_x, grad_w = _convolution_backward(scaled, codes, w_codes, node, low, (of_x, of_w))
         else:
             # Both products below start from the first; the second is the bias's.
@@ -204,12 +205,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, p: Tensor, codes: list[Tensor], mask: Tensor | None, scales: "Scales"
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, p: Tensor, codes: Any, mask: Tensor | None, scales: "Scales"
     ) -> Tensor:
         # Only where it is used: importing the library must not need it.
         from spikezip.ops.sesa import triton_training as training
 
-        u, seen = training.forward(*codes, mask, scales)
+        u, seen = training.forward(codes[0], codes[1], codes[2], mask, scales)
         ctx.save_for_backward(*codes, *seen, scales.q, scales.k, scales.v, scales.p, mask)
         ctx.fixed, ctx.shape = (scales.p_hi, scales.scaling), p.shape
         return u

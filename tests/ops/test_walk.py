@@ -102,11 +102,10 @@ def test_what_does_not_suit() -> None:
     sums, one, weight = torch.zeros(2, 6, 4), torch.tensor(1.0), torch.ones(4, 8, dtype=torch.int8)
     factor = torch.ones(4)
 
-    def suits(read: Tensor, weight: Tensor = weight, most: int = 1, rows: int = 12, samples: int = 2) -> bool:
-        return Walk.suits(Layer(Source(sums, read, factor), one, -8, 7, most), weight, rows, samples)
+    def suits(read: Tensor, weight: Tensor = weight, rows: int = 12, samples: int = 2) -> bool:
+        return Walk.suits(Layer(Source(sums, read, factor), one, -8, 7, 1), weight, rows, samples)
 
     assert suits(sums)
-    assert not suits(sums, most=2)
     assert not suits(sums, weight=torch.ones(4, 12, dtype=torch.int8))
     assert not suits(sums, weight=weight.float())
     assert not suits(sums[:, 1:])

@@ -2,7 +2,7 @@
 
 from spikezip.ops.event import reference
 from spikezip.ops.event.fast import add_linear, add_matmul, linear_into, share_of_linear, share_of_matmul
-from spikezip.ops.event.layer import Events, Fired, Layer, Source, Walked
+from spikezip.ops.event.layer import Events, Fired, Layer, Source, Track, Walked
 from spikezip.ops.event.walk import Walk
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Fired",
     "Layer",
     "Source",
+    "Track",
     "Walk",
     "Walked",
     "add_linear",

@@ -177,15 +177,16 @@ def walk(
     −1 if a neuron was given no number. Every row goes through all steps before the next one has its turn: its sums and
     tracers stay in the first cache, the weights in the second.
 
-    In step t inputs change to the next ones of `inputs` `[…, rows, in]`, by 1 at most, if `changed[t]`. Each that did
-    adds its weights, a row of `columns` `[in, out]`, to the `sums` `[rows, out]`. Neurons that may fire, which are not
-    the first `held` steps, follow by the rule of `fire`, whose `table` this is. `awake`: some may be behind before.
+    In step t inputs change to the next ones of `inputs` `[…, rows, in]`, if `changed[t]`. Each that did adds its
+    weights, a row of `columns` `[in, out]`, times its change, to the `sums` `[rows, out]`. Neurons follow by the rule
+    of `fire`, whose `table` this is; in the first `held` steps none fires. `awake`: some may be behind before.
     Row r has its neurons in pieces of equal length at `places[r]` of `codes` `[1 + steps, neurons]`, which begin with
     the tracers before, and belongs to sample `samples[r]` of the spikes in `counts` `[steps, samples]`. There may be
     no room for `values`.
     """
-    lo, hi, limit = limits
+    lo, hi, most, limit = limits
     least, largest = lo - np.float32(0.25), hi + np.float32(0.25)  # beyond these there is nothing to decide
+    lowest, highest = np.int16(-most), np.int16(most)
     steps, (rows, outputs), width = counts.shape[0], sums.shape, columns.shape[0]
     size, row_of_table, weights = _U(outputs), _U(table.shape[1]), columns.reshape(-1)
     bias, inverse, scale = row_of_table, row_of_table + row_of_table, row_of_table + row_of_table + row_of_table
@@ -194,6 +195,7 @@ def walk(
     neurons, pieces = rows * outputs, places.shape[1]
     length = outputs // pieces
     up, down = np.empty(width + 1, np.int32), np.empty(width + 1, np.int32)  # one more: it is written, and not kept
+    far = np.empty(width + 1, np.int32)
     part, state, target = np.empty(outputs, np.int16), np.empty(outputs, np.int16), np.empty(outputs, np.int16)
     late = 0
     for r in range(first, last):
@@ -205,8 +207,12 @@ def walk(
             moved = False
             if changed[t]:
                 before, now = now, now + rows * width
-                rising, falling = _changes(words, flat, _U(before), _U(now), _U(width), up, down)
-                moved = rising + falling > 0
+                more = 0
+                if most == 1:
+                    rising, falling = _changes(words, flat, _U(before), _U(now), _U(width), up, down)
+                else:
+                    rising, falling, more = _all_changes(words, flat, _U(before), _U(now), _U(width), up, down, far)
+                moved = rising + falling + more > 0
                 done = 0
                 while done < max(rising, falling):
                     for j in range(size):
@@ -218,6 +224,11 @@ def walk(
                     for j in range(size):
                         totals[total + j] += part[j]
                     done += _TOGETHER
+                for event in range(more):
+                    i = _U(far[event])
+                    spike = np.int32(np.int32(flat[_U(now) + i]) - np.int32(flat[_U(before) + i]))
+                    for j in range(size):
+                        totals[total + j] += np.int32(spike * np.int32(weights[i * size + j]))
             fired = np.int32(0)
             if t < held:
                 must = True
@@ -237,7 +248,7 @@ def walk(
                         target[j] = np.int16(min(max(exact, np.float64(lo)), np.float64(hi)))
                 behind = np.int16(0)
                 for j in range(size):
-                    spike = min(max(np.int16(target[j] - state[j]), np.int16(-1)), np.int16(1))
+                    spike = min(max(np.int16(target[j] - state[j]), lowest), highest)
                     state[j] = np.int16(state[j] + spike)
                     behind = np.int16(behind | np.int16(target[j] - state[j]))
                     fired = np.int32(fired + np.int32(np.int16(abs(spike))))
@@ -260,7 +271,7 @@ _TOGETHER = 124  # so many weights to be added, and as many to be taken away, fi
 
 @jit
 def _changes(words, flat, before, now, width, up, down):
-    """List the inputs that have risen and those that have fallen; returns how many of each."""
+    """List the inputs that have risen and those that have fallen, by 1; returns how many of each."""
     rising, falling = 0, 0
     eight, older, newer = _U(8), before >> _U(3), now >> _U(3)
     for word in range(width >> _U(3)):
@@ -271,6 +282,22 @@ def _changes(words, flat, before, now, width, up, down):
                 rising += np.int64(x > was)
                 falling += np.int64(x < was)
     return rising, falling
+
+
+@jit
+def _all_changes(words, flat, before, now, width, up, down, far):
+    """As `_changes`; those by more than 1 are listed apart."""
+    rising, falling, more = 0, 0, 0
+    eight, older, newer = _U(8), before >> _U(3), now >> _U(3)
+    for word in range(width >> _U(3)):
+        if words[newer + word] != words[older + word]:
+            for i in range(word * eight, word * eight + eight):
+                change = np.int16(np.int16(flat[now + i]) - np.int16(flat[before + i]))
+                up[rising], down[falling], far[more] = i, i, i
+                rising += np.int64(change == 1)
+                falling += np.int64(change == -1)
+                more += np.int64(abs(change) > 1)
+    return rising, falling, more
 
 
 @jit

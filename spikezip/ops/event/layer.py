@@ -51,6 +51,27 @@ class Walked(NamedTuple):
     behind: bool
 
 
+class Track:
+    """Room for steps of a layer: its codes `[1 + steps, neurons]`, those before the steps first, and who fired.
+
+    `counts` are the spikes `[steps, samples]`.
+
+    Example:
+        >>> track = Track(2, torch.tensor([[3, -1]], dtype=torch.int8), samples=1)
+        >>> track.codes.shape, track.codes[0].tolist(), track.counts.tolist()
+        (torch.Size([3, 2]), [3, -1], [[0], [0]])
+    """
+
+    def __init__(self, steps: int, before: Tensor, samples: int) -> None:
+        self.codes = torch.empty(1 + steps, before.numel(), dtype=torch.int8)
+        self.codes[0] = before.reshape(-1)
+        self.counts = np.zeros((steps, samples), np.int64)
+
+    def rows(self, first: int, last: int) -> tuple[Any, Any]:
+        """Arrays of the steps `first … last`, for compiled loops: codes with those before them, and counts."""
+        return self.codes[first : last + 1].view(-1).numpy(), self.counts[first:last]
+
+
 class Source(NamedTuple):
     """Running inputs as `sums · factor + bias`, seen through views: `read` is a view of the sums, in the inputs' shape.
 
@@ -157,6 +178,23 @@ class Layer:
             self.last = codes, new
         events = None if found < 0 else Events(self.room.at[:found].copy(), self.room.by[:found].copy())
         return Fired(codes, values, spikes, behind != 0, events)
+
+    def follow(self, track: Track, first: int, sums: Tensor, at: list[int], held: int, awake: bool) -> bool:
+        """Take as many steps as `at` has, from `first` on; returns whether some neuron is behind its code then.
+
+        Sums of the first of them are number `at[0]` of `sums` `[…, size]`, and so on. Before the first sums it is −1,
+        if the layer is at rest. In the first `held` of them nothing fires. `awake`: some neuron may be behind before.
+        """
+        from spikezip.ops.event import compiled
+
+        codes, counts = track.rows(first, first + len(at))
+        late = compiled.fire_steps(
+            sums.numpy(), np.array(at), self.starts, self.length, self.table, self.channels, *self.limits, held, awake,
+            codes, _NO_VALUES, counts,
+        )  # fmt: skip
+        if late < 0:
+            raise not_a_number()
+        return bool(late)
 
     def fire_steps(
         self,

@@ -5,6 +5,7 @@ and a step costs neither a call nor memory for its sums. This is for CPUs withou
 fired are added up faster than a dense product is made, even where most inputs fire.
 """
 
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from spikezip.ops.compiled import share
 from spikezip.ops.event.fast import columns_of
-from spikezip.ops.event.layer import Layer, Walked
+from spikezip.ops.event.layer import Layer, Track, Walked
 from spikezip.ops.grid import fast as grid
 from spikezip.ops.neuron.fast import not_a_number
 
@@ -24,6 +25,7 @@ _WORD = 8  # inputs that are compared at once
 LEAST = 1 << 20
 
 _NO_VALUES = np.empty(0, np.float32)
+_LOCK = Lock()  # for the counts, which threads add up
 
 
 def walks_pay() -> bool:
@@ -39,7 +41,7 @@ def walks_pay() -> bool:
 class Walk:
     """Inputs `[rows, in]`, int8 weights `[out, in]`, and a layer that reads each of the sums `[rows, out]` once.
 
-    Spikes are ternary. Ask `suits` before.
+    Ask `suits` before.
 
     Example:
         >>> from spikezip.ops.compiled import numba_is_here
@@ -59,14 +61,14 @@ class Walk:
         from spikezip.ops.event import compiled  # only where it is used: importing the library must not need numba
 
         self.weight, self.samples, self.table = weight, samples, layer.table
-        lo, hi, _, limit = layer.limits
-        self.limits, self.levels = (lo, hi, limit), int(hi - lo)
+        self.limits = layer.limits
         self.places, self.sample_of = _places(layer, len(weight), samples)
         self.steps = compiled.walk
+        self.columns: Any = None  # the weights as [in, out], once they are needed
 
     @staticmethod
     def suits(layer: Layer, weight: Tensor, rows: int, samples: int) -> bool:
-        """Whether spikes are ternary, inputs come in words of 8, each sum has a neuron, and each row is of one sample.
+        """Whether inputs come in words of 8, each sum has a neuron, and each row is of one sample.
 
         Example:
             >>> from spikezip.ops.compiled import numba_is_here
@@ -78,13 +80,51 @@ class Walk:
             ...     assert not Walk.suits(layer, torch.ones(2, 7, dtype=torch.int8), rows=3, samples=3)
         """
         outputs, inputs = weight.shape
-        if layer.limits[2] != 1 or weight.dtype != torch.int8 or inputs % _WORD or layer.channels != outputs:
+        if weight.dtype != torch.int8 or inputs % _WORD or layer.channels != outputs:
             return False
         whole = np.arange(0, rows * outputs, layer.length)
         if outputs % layer.length or not np.array_equal(np.sort(layer.starts), whole):
             return False
         places, sample_of = _places(layer, outputs, samples)
         return bool(np.all(places * samples // layer.neurons == sample_of[:, None]))
+
+    def follow(
+        self,
+        track: Track,
+        first: int,
+        inputs: Tensor,
+        changed: list[bool],
+        sums: Tensor,
+        held: int,
+        awake: bool,
+        threads: int,
+    ) -> bool:
+        """Take as many steps as `changed` has, from `first` on; returns whether some neuron is behind its code then.
+
+        `inputs` `[1 + changes, rows, in]` are those that the int32 `sums` `[rows, out]` were made of, and what they
+        change to; sums are brought up to date. `held` and `awake` as in `Layer.follow`. `threads` share the rows.
+        """
+        steps = len(changed)
+        codes, counts = track.rows(first, first + steps)
+        if self.columns is None:
+            self.columns = self.weight.t().contiguous().numpy()
+        given = (
+            inputs.numpy(), np.array(changed), self.columns, sums.numpy(), self.places, self.sample_of, self.table,
+            self.limits, held, awake, codes, _NO_VALUES,
+        )  # fmt: skip
+        late: list[int] = []
+
+        def work(begin: int, end: int) -> None:
+            own = counts if threads == 1 else np.zeros_like(counts)
+            late.append(self.steps(*given, own, begin, end))
+            if own is not counts:
+                with _LOCK:
+                    np.add(counts, own, out=counts)
+
+        share(work, len(sums), steps * sums.numel(), threads)
+        if min(late) < 0:
+            raise not_a_number()
+        return max(late) > 0
 
     def go(
         self,
