@@ -60,8 +60,8 @@ def save(
     was. Files that are no part of it (a README, a recipe) stay. A certificate goes: it was for another network.
 
     Args:
-        compact: store weights of a quantized network as integers where these give back the same bits, as they do
-            once the network is snapped; the others stay floats, as all do with False.
+        compact: store float weights as integers and scales where these give back the same bits, as they do once a
+            network is snapped; the others stay floats, as all do with False.
         extra: further files by name, such as `config.json` and those of a processor. The manifest lists them.
         shard_bytes: more bytes of tensors than this come in several files.
 
@@ -95,6 +95,7 @@ def save(
             (staging / name).write_bytes(content)
         for name, keys in shards.items():
             save_file({key: tensors[key] for key in keys}, staging / name, metadata={"format": "pt"})
+            (staging / name).chmod((staging / PROGRAM).stat().st_mode)  # safetensors lets nobody but the owner read
         manifest["files"] = {name: _digest(staging / name) for name in (*sorted(files), *shards)}
         manifest["checksum"] = _checksum(manifest)
         (staging / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -140,7 +141,7 @@ def _contents(network: Network, compact: bool) -> tuple[dict[str, bytes], dict[s
         "quantization": network.quant_config.to_json(),
         "waiting": waiting,
         "tied": tied,
-        "packed": _pack(network, tensors) if compact and isinstance(network, QuantizedNetwork) else {},
+        "packed": _pack(network, tensors) if compact else {},
         "versions": {"spikezip": __version__, "torch": torch.__version__},
     }
     return {PROGRAM: text.encode()}, tensors, manifest
@@ -380,11 +381,13 @@ def _expected(program: Program, kind: str, waiting: Collection[str]) -> dict[str
 # --- packed weights
 
 
-def _pack(network: QuantizedNetwork, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
+def _pack(network: Network, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Put integers and scales in the place of weights that are their product; returns what the manifest says."""
     packed: dict[str, dict[str, Any]] = {}
     for node in network.program.nodes:
         if not isinstance(node, Weight) or len(node.shape) < 2 or node.key not in tensors:
+            continue
+        if tensors.keys() & {f"{node.key}.codes", f"{node.key}.scale"}:
             continue
         weight = tensors[node.key]
         for how in _ways(network, node, tensors) if weight.is_floating_point() else ():
@@ -397,11 +400,13 @@ def _pack(network: QuantizedNetwork, tensors: dict[str, Tensor]) -> dict[str, di
     return packed
 
 
-def _ways(network: QuantizedNetwork, node: Node, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
+def _ways(network: Network, node: Node, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
     """How a weight may lie on a grid: bits, the dimension of its scales, and, where it reads a site with a scale per
     channel, the name of that. A table that only a lookup reads may lie on one, too."""
-    config, readers = network.quant_config, network.program.readers[node.name]
-    behind = {network.scale_key(on.site) for on in readers if isinstance(on, Grid) and on.site is not None}
+    config, behind = network.quant_config, set[str]()
+    if isinstance(network, QuantizedNetwork):
+        grids = (reader for reader in network.program.readers[node.name] if isinstance(reader, Grid))
+        behind = {network.scale_key(on.site) for on in grids if on.site is not None}
     for bits in dict.fromkeys((config.weight_bits or 8, config.embedding_bits or 8, 8, 16)):
         for dim in (0, 1) if len(node.shape) == 2 else (0,):
             yield {"bits": bits, "dim": dim}

@@ -38,6 +38,9 @@ class Line:
         """The value after each of these steps, `[n, …]`."""
         if steps == self.steps:
             return self.data
+        first = bisect_right(self.steps, steps[0]) - 1
+        if first >= 0 and (len(steps) == 1 or self.steps[first : first + len(steps)] == steps):
+            return self.data[first : first + len(steps)]
         return torch.stack([self.after(step) for step in steps])
 
     def after(self, step: int) -> Tensor:
@@ -76,7 +79,10 @@ def make_groups(network: Frozen) -> tuple[list[Group], dict[str, str]]:
     steps, same = _steps(network)
     moving = {step.node.name for step in steps}
     returned = {same.get(name, name) for name in network.program.returned}
-    several = {reads[0] for node, reads in steps if isinstance(node, Function) and node.op == "getitem"}  # tuples
+    # Tuples are no values to be kept, and values of codes are made faster than they are fetched: all readers evaluate
+    # these.
+    several = {reads[0] for node, reads in steps if isinstance(node, Function) and node.op == "getitem"}
+    several |= {node.name for node, _ in steps if isinstance(node, Values)} - returned
     readers: dict[str, set[int]] = {name: set() for name in moving}  # value → groups by number, from the last
     members: list[list[Step]] = []
     for step in reversed(steps):
@@ -85,7 +91,7 @@ def make_groups(network: Frozen) -> tuple[list[Group], dict[str, str]]:
         if name not in several and (isinstance(step.node, Site) or name in returned or len(groups) > 1):
             groups = {len(members)}
             members.append([])
-        for number in groups:  # a tuple is no value to be kept: all its readers evaluate it
+        for number in groups:
             members[number].append(step)
         for read in step.reads:
             if read in moving:

@@ -179,20 +179,21 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], share: floa
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", IN_FLOAT64)
 def test_gradients_are_those_of_fake_quantization(name: str, bits: int) -> None:
-    """In float64, where the order of sums hides nothing. The input is a multiple of 2^-16, as input layers read it."""
+    """The input is a multiple of 2^-16, as input layers read it. On the grid, sums times their scale are float32 in a
+    float64 network, too: the gradients of scales, sums of many terms of both signs, differ by that."""
     batch = {
         key: (x * 2**16).round().double() / 2**16 if x.is_floating_point() else x
         for key, x in families.FAMILIES[name].batch(0).items()
     }
     qann = make(families.build(name).double(), batch, weight_bits=bits)
-    assert_close(gradients(qann, qann(**batch)), gradients(qann, as_floats(qann, batch)), 1e-9)
+    assert_close(gradients(qann, qann(**batch)), gradients(qann, as_floats(qann, batch)), 1e-5)
 
 
 def test_gradients_behind_a_scale_per_channel_are_those_of_fake_quantization() -> None:
     model = tiny_models.make("ViTModel").double()
     batch = {name: (x * 2**16).round().double() / 2**16 for name, x in tiny_models.inputs(model).items()}
     qann = make(model, batch, sites={"*layernorm_before": SiteConfig(per_channel=True)})
-    assert_close(gradients(qann, qann(**batch)), gradients(qann, as_floats(qann, batch)), 1e-9)
+    assert_close(gradients(qann, qann(**batch)), gradients(qann, as_floats(qann, batch)), 1e-5)
 
 
 def gelu_vit() -> nn.Module:
