@@ -178,7 +178,7 @@ class QuantizeStage(Settings):
         return QuantConfig(**self._quant_settings())
 
     def _quant_settings(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(QuantConfig)}
+        return {f.name: getattr(self, f.name) for f in fields(QuantConfig) if hasattr(self, f.name)}
 
 
 def _checked(path: tuple[str, ...], **settings: Any) -> None:
