@@ -1,16 +1,18 @@
 """The spiking network (SNN): a frozen program with its integers, ready to run."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from spikezip.engines.run import Run
 from spikezip.engines.simulate import equilibrium_output, run
-from spikezip.engines.state import Drive
+from spikezip.engines.state import Drive, driven
+from spikezip.errors import ConfigError
+from spikezip.program.batch import Batch, complete, named
 from spikezip.program.freeze import Frozen
 from spikezip.program.nodes import Site
-from spikezip.program.tree import attach, locate
+from spikezip.program.tree import attach, locate, tensors_in
 from spikezip.quant.config import QuantConfig
 
 
@@ -52,15 +54,16 @@ class SpikingNetwork(nn.Module):
                 return ".".join([*parts[: i - 1], "_".join(parts[i - 1 :])])
         return key
 
-    def prepare(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs of the program from a batch; networks of other libraries fill in and leave out some."""
-        return dict(batch)
+    @property
+    def device(self) -> torch.device:
+        return next(iter(tensors_in(self).values())).device
 
-    def forward(self, **inputs: Any) -> Any:
-        return equilibrium_output(self.frozen(), inputs)
+    def prepare(self, batch: Batch) -> dict[str, Any]:
+        """The inputs of the program from a batch: complete, without labels, on the network's device."""
+        return complete(self.program, named(self.program, batch), self.device)
 
-    def simulate(self, inputs: dict[str, Any], drive: Drive) -> Any:
-        return run(self.frozen(), self.prepare(inputs), drive)
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        return equilibrium_output(self.frozen(), self.prepare(args[0] if args else inputs))
 
     def train(self, mode: bool = True) -> "SpikingNetwork":
         """A spiking network is frozen: it stays in `eval()`. Train the quantized network and convert again."""
@@ -68,7 +71,33 @@ class SpikingNetwork(nn.Module):
         return self
 
 
+def simulate(snn: SpikingNetwork, batch: Batch, drive: Drive | None = None, **settings: Any) -> Run:
+    """Run a batch through a spiking network, step by step.
+
+    Args:
+        snn: what `spikezip.convert` made.
+        batch: a dict of model inputs, or the main input alone; labels are left out.
+        drive: how it is driven: engine, steps, coding …; see `Drive`.
+        settings: fields of `Drive`, each in place of that of `drive`.
+
+    Example:
+        >>> from spikezip.quant.network import quantize
+        >>> from spikezip.quant.calibration import calibrate
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> batch = torch.randn(2, 4)
+        >>> snn = convert(calibrate(quantize(model, example=batch), batch))
+        >>> run = simulate(snn, batch, steps="equilibrium")
+        >>> run.settled, run.logits_per_step.shape[0] == run.steps
+        (True, True)
+    """
+    if not isinstance(snn, SpikingNetwork):
+        raise ConfigError(f"simulate takes what spikezip.convert returns, not {type(snn).__name__}")
+    return run(snn.frozen(), snn.prepare(batch), driven(drive, settings))
+
+
 @torch.no_grad()
 def convert(qann: Any) -> SpikingNetwork:
     """The spiking network of a quantized one. It keeps integers of its own; the quantized network stays untouched."""
+    if getattr(qann, "kind", None) != "qann":
+        raise ConfigError(f"convert takes what spikezip.quantize returns, not {type(qann).__name__}")
     return SpikingNetwork(qann.frozen(), qann.quant_config)

@@ -1,7 +1,8 @@
 """How a run is driven, and what it carries from step to step."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -74,6 +75,19 @@ class Drive:
         """
         # The number that the user wrote, not its neighbour among the floats: 0.29 · 100 is 29.
         return math.floor(Fraction(str(float(self.stagger))) * stage)
+
+
+def driven(drive: Drive | None, settings: Mapping[str, Any], default: Drive | None = None) -> Drive:
+    """A drive with some of its fields given by name.
+
+    Example:
+        >>> driven(None, {"steps": 8, "engine": "spike"}) == Drive(steps=8, engine="spike")
+        True
+    """
+    unknown = sorted(settings.keys() - {f.name for f in fields(Drive)})
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such setting; a run takes {', '.join(f.name for f in fields(Drive))}")
+    return replace(drive or default or Drive(), **settings)
 
 
 def _whole(name: str, value: Any, otherwise: str) -> None:

@@ -1,21 +1,24 @@
 """Is the spiking network the quantized network? For networks that are programs."""
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from spikezip.engines.network import SpikingNetwork
 from spikezip.engines.quantized import quantized
+from spikezip.engines.run import Run
 from spikezip.engines.simulate import find_primary, resolve_engine, run
-from spikezip.engines.state import Drive
+from spikezip.engines.state import Drive, driven
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.comparison import Comparison, compare_batch
 from spikezip.measure.devices import device_name
 from spikezip.measure.latency import distribution
+from spikezip.program.batch import Batch, as_batches
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.version import __version__
 
@@ -26,13 +29,17 @@ TO_EQUILIBRIUM = Drive(steps="equilibrium")
 def verify(
     qann: QuantizedNetwork,
     snn: SpikingNetwork,
-    batches: Iterable[Mapping[str, Any]] | Mapping[str, Any],
+    batches: Iterable[Batch] | Batch,
     drive: Drive = TO_EQUILIBRIUM,
+    *,
     progress: Callable[[int], None] | None = None,
+    watch: Callable[[Tensor, Run], None] | None = None,
+    **settings: Any,
 ) -> Certificate:
     """Run batches through both networks; compare codes of every site at equilibrium, and outputs, bit for bit.
 
-    After each batch `progress` is called with the number of samples done so far.
+    The settings are those of a `Drive`, and stand in place of its own. After each batch `progress` is called with the
+    number of samples done so far, and `watch` with the quantized network's output and the run of the spiking network.
 
     Example:
         >>> from torch import nn
@@ -48,14 +55,18 @@ def verify(
     """
     if not isinstance(qann, QuantizedNetwork):
         raise ConfigError(f"verify takes the quantized network first, not {type(qann).__name__}")
+    drive = driven(drive, settings)
     if drive.steps != "equilibrium":
         raise ConfigError("verify compares networks at equilibrium: leave steps='equilibrium'")
     expected, found = qann.frozen(), snn.frozen()
     compared = Comparison()
-    for number, batch in enumerate([batches] if isinstance(batches, Mapping) else batches):
-        output, codes = quantized(expected, batch)
-        ended = run(found, batch, drive)
+    for number, batch in enumerate(as_batches(batches)):
+        inputs = qann.prepare(batch)
+        output, codes = quantized(expected, inputs)
+        ended = run(found, snn.prepare(inputs), drive)
         compared += compare_batch(number, find_primary(output), codes, ended)
+        if watch is not None:
+            watch(find_primary(output), ended)
         if progress is not None:
             progress(compared.samples)
     if not compared.samples:

@@ -23,8 +23,9 @@ from transformers.utils.hub import convert_file_size_to_int
 
 from spikezip.engines.network import SpikingNetwork, convert
 from spikezip.errors import ConfigError, InputError
-from spikezip.models.examples import LABELS, complete, example_inputs
+from spikezip.models.examples import example_inputs
 from spikezip.models.saved_config import files_beside
+from spikezip.program.batch import LABELS, Batch, named
 from spikezip.program.tree import tensors_in
 from spikezip.quant.config import QuantConfig
 from spikezip.quant.network import QuantizedNetwork, quantize
@@ -129,7 +130,7 @@ class _Pretrained(nn.Module):
         given = self._by_name(args, kwargs)
         if self.dtype not in (torch.float32, torch.float64):
             raise ConfigError(f"the network is in {self.dtype}: call .float(); codes need float32 or float64")
-        output = super().forward(**self.prepare(given))  # the core's
+        output = super().forward(**given)  # the core's, which prepares them
         loss = self._loss(output, given)
         if not isinstance(output, Mapping):
             return output if loss is None else (loss, output)
@@ -137,9 +138,12 @@ class _Pretrained(nn.Module):
         wanted = getattr(self.config, "return_dict", True) if return_dict is None else return_dict
         return whole if wanted or not isinstance(whole, ModelOutput) else whole.to_tuple()
 
-    def prepare(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, batch: Batch) -> dict[str, Any]:
         """The inputs of the program from a batch as a tokenizer or a data loader gives it."""
-        return complete(self.program, self._with_decoder_ids(batch))
+        prepared: dict[str, Any] = super().prepare(  # type: ignore[misc]  # the core's
+            self._with_decoder_ids(named(self.program, batch, self.main_input_name))
+        )
+        return prepared
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if not args:

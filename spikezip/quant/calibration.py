@@ -8,6 +8,7 @@ from torch import Tensor
 
 from spikezip.engines.walk import sizes_of
 from spikezip.errors import InputError
+from spikezip.program.batch import Batch, as_batches
 from spikezip.program.floats import function_value, plain_product
 from spikezip.program.nodes import Function, Grid, Input, Node, Site, Values, Weight
 from spikezip.quant.network import QuantizedNetwork
@@ -15,15 +16,15 @@ from spikezip.quant.observer import RangeObserver
 
 
 @torch.no_grad()
-def calibrate(qann: QuantizedNetwork, batches: Iterable[Mapping[str, Any]] | Mapping[str, Any]) -> QuantizedNetwork:
+def calibrate(qann: QuantizedNetwork, batches: Iterable[Batch] | Batch) -> QuantizedNetwork:
     """Set the scale of every site from what float activations look like on `batches`; returns the same network.
 
     A few batches are enough. Each scale minimises the squared quantization error on a sample of what its site saw.
     """
     observers = {name: RangeObserver(name, site.lo, site.hi, site.by_channel) for name, site in qann.sites.items()}
     seen = False
-    for batch in [batches] if isinstance(batches, Mapping) else batches:
-        _observe(qann, batch, observers)
+    for batch in as_batches(batches):
+        _observe(qann, qann.prepare(batch), observers)
         seen = True
     if not seen:
         raise InputError("calibrate needs at least one batch")

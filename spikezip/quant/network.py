@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from spikezip.engines.quantized import quantized
 from spikezip.errors import CalibrationError, ConfigError, CoverageError
+from spikezip.program.batch import Batch, complete, named
 from spikezip.program.capture import capture
 from spikezip.program.coverage import explained
 from spikezip.program.freeze import Frozen, freeze
@@ -95,12 +96,17 @@ class QuantizedNetwork(nn.Module):
             )
         return freeze(self.program, self.tensors(), {name: self.scale(name) for name in self.sites})
 
-    def prepare(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs of the program from a batch; networks of other libraries fill in and leave out some."""
-        return dict(batch)
+    @property
+    def device(self) -> torch.device:
+        return next(iter(tensors_in(self).values())).device
 
-    def forward(self, **inputs: Any) -> Any:
-        return learn(self, inputs) if self.training else quantized(self.frozen(), inputs)[0]
+    def prepare(self, batch: Batch) -> dict[str, Any]:
+        """The inputs of the program from a batch: complete, without labels, on the network's device."""
+        return complete(self.program, named(self.program, batch), self.device)
+
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        given = self.prepare(args[0] if args else inputs)
+        return learn(self, given) if self.training else quantized(self.frozen(), given)[0]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._ready.clear()

@@ -7,7 +7,8 @@ from families import FAMILIES, build
 from torch import nn
 
 from spikezip.errors import ConfigError, InputError
-from spikezip.models.examples import complete, example_inputs
+from spikezip.models.examples import example_inputs
+from spikezip.program.batch import complete
 from spikezip.program.capture import capture
 from spikezip.program.nodes import Input, Program
 

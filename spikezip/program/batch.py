@@ -1,0 +1,116 @@
+"""A batch as a program takes it: inputs by name, complete, on one device."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from spikezip.errors import InputError
+from spikezip.program.nodes import Program
+
+Batch: TypeAlias = Mapping[str, Any] | Tensor
+
+LABELS = ("labels", "label", "start_positions", "end_positions")
+# Arguments of a forward pass that say what it returns; a program returns what it was captured with.
+_SWITCHES = ("return_dict", "use_cache", "logits_to_keep", "num_items_in_batch")
+_IDS = ("input_ids", "inputs", "input_values", "input_features")
+
+
+def named(program: Program, batch: Batch, main: str | None = None) -> dict[str, Any]:
+    """A batch as a dict of inputs; a tensor alone is the input `main`, or the first one."""
+    if isinstance(batch, Tensor):
+        return {main if main is not None and main in program else program.inputs[0].name: batch}
+    if not isinstance(batch, Mapping) or not batch:
+        raise InputError(f"a batch is a tensor or a dict of model inputs, not {type(batch).__name__}")
+    return dict(batch)
+
+
+def as_batches(batches: Iterable[Batch] | Batch) -> Iterable[Batch]:
+    """Several batches; one alone may be given in their place."""
+    return [batches] if isinstance(batches, (Mapping, Tensor)) else batches
+
+
+def sample_count(program: Program, inputs: Mapping[str, Any]) -> int:
+    """How many samples the inputs of a program hold."""
+    name, dim = program.symbols.get(program.batch or "", (program.inputs[0].name, 0))
+    return int(inputs[name].shape[dim])
+
+
+def complete(program: Program, batch: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Any]:
+    """The inputs of a program from a batch that may leave out what has a neutral value, or hold more.
+
+    Missing masks become ones, missing token types zeros, missing positions a count over the mask. Labels, None and
+    switches that are off are dropped, and so are masks of ones that the program does not know. Tensors go to `device`.
+    """
+    wanted = [node.name for node in program.inputs]
+    given = {k: v for k, v in batch.items() if v is not None and k not in (*LABELS, *_SWITCHES)}
+    for name in [name for name in given if name not in wanted]:
+        value = given.pop(name)
+        if value is False or (name in _MASKS and isinstance(value, Tensor) and bool((value == 1).all())):
+            continue
+        raise InputError(_unknown(name, value, wanted))
+    inputs = {}
+    for name in wanted:
+        value = given[name] if name in given else _neutral(name, given)
+        if value is None:
+            raise InputError(
+                f"the batch holds no {name!r}: the network was captured with {', '.join(wanted)}; give it, or "
+                f"quantize again with example=batch without {name}"
+            )
+        if isinstance(value, Tensor) and value.numel() == 0:
+            raise InputError(f"the batch is empty: {name} has the shape {list(value.shape)}")
+        inputs[name] = value.to(device) if isinstance(value, Tensor) and device is not None else value
+    return inputs
+
+
+def _unknown(name: str, value: Any, wanted: list[str]) -> str:
+    if value is True:
+        return f"{name}=True: the network returns what it was captured with; leave {name} out"
+    return (
+        f"the batch holds {name!r}, but the network was captured with {', '.join(wanted)} only: leave it out, or "
+        f"quantize again with example=batch including {name}"
+    )
+
+
+def _neutral(name: str, given: Mapping[str, Any]) -> Tensor | None:
+    rule = _NEUTRAL.get(name)
+    return None if rule is None else rule(given)
+
+
+def _ones(*like: str) -> Callable[[Mapping[str, Any]], Tensor | None]:
+    def rule(given: Mapping[str, Any]) -> Tensor | None:
+        ids = next((given[key] for key in like if isinstance(given.get(key), Tensor)), None)
+        return None if ids is None else torch.ones(ids.shape[:2], dtype=torch.long, device=ids.device)
+
+    return rule
+
+
+def _pixels(given: Mapping[str, Any]) -> Tensor | None:
+    x = given.get("pixel_values")
+    return None if x is None else torch.ones((x.shape[0], *x.shape[-2:]), dtype=torch.long, device=x.device)
+
+
+def _types(given: Mapping[str, Any]) -> Tensor | None:
+    ids = given.get("input_ids")
+    return None if ids is None else torch.zeros_like(ids)
+
+
+def _positions(given: Mapping[str, Any]) -> Tensor | None:
+    """As `generate` of transformers counts them: padding on the left does not count."""
+    ids = given.get("input_ids")
+    if ids is None:
+        return None
+    mask = given.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask.long()
+    return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
+
+
+_NEUTRAL: dict[str, Callable[[Mapping[str, Any]], Tensor | None]] = {
+    "attention_mask": _ones(*_IDS),
+    "decoder_attention_mask": _ones("decoder_input_ids"),
+    "pixel_mask": _pixels,
+    "token_type_ids": _types,
+    "position_ids": _positions,
+}
+_MASKS = ("attention_mask", "decoder_attention_mask", "pixel_mask")
