@@ -1,4 +1,7 @@
-"""One side of `against.py`: runs a network of the checkout that it is started in, as often as it is asked."""
+"""One side of `against.py`: runs a network with the checkout that it is started in, as often as it is asked.
+
+It uses public calls that every edition has, and says which package answered.
+"""
 
 import hashlib
 import json
@@ -6,36 +9,28 @@ import sys
 import time
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+
+import spikezip
 
 warnings.simplefilter("ignore")
 
 
 @cache
-def network(folder: str) -> tuple[Any, Any]:
-    """A function that runs a batch, and the model's config."""
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(folder)
-    try:
-        from spikezip.engines.simulate import run
-        from spikezip.engines.state import Drive
-        from spikezip.models.format1 import read_format1
-    except ImportError:  # the first edition
-        import spikezip
-
-        snn = spikezip.convert(spikezip.load(folder))
-        return lambda batch, steps, engine: spikezip.simulate(snn, batch, steps, engine), config
-    frozen = read_format1(folder).frozen()
-    return lambda batch, steps, engine: run(frozen, batch, Drive(engine=engine, steps=steps)), config
+def network(folder: str) -> tuple[Any, dict[str, Any]]:
+    """The spiking network of a folder, and the float model's configuration."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    return spikezip.convert(spikezip.load(folder)), config.get("float_config", config)
 
 
-def inputs(config: Any, batch: int) -> dict[str, torch.Tensor]:
+def inputs(config: dict[str, Any], batch: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    if hasattr(config, "image_size"):
-        return {"pixel_values": torch.randn(batch, 3, config.image_size, config.image_size, generator=generator)}
+    if "image_size" in config:
+        size = config["image_size"]
+        return {"pixel_values": torch.randn(batch, config["num_channels"], size, size, generator=generator)}
     ids = torch.randint(999, 20_000, (batch, 24), generator=generator)
     mask = torch.ones_like(ids)
     mask[1::2, 16:] = 0
@@ -43,13 +38,15 @@ def inputs(config: Any, batch: int) -> dict[str, torch.Tensor]:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    runs, config = network(request["network"])
+    snn, config = network(request["network"])
     batch = inputs(config, request["batch"])
     started = time.perf_counter()
-    found = runs(batch, request["steps"], request["engine"])
+    found = spikezip.simulate(snn, batch, request["steps"], request["engine"])
     seconds = time.perf_counter() - started
-    counts = torch.stack([found.spike_counts[site] for site in sorted(found.spike_counts)]).contiguous()
-    return {"seconds": seconds, "spikes": hashlib.sha256(counts.numpy().tobytes()).hexdigest()}
+    digest = hashlib.sha256()
+    for site, counts in sorted(found.spike_counts.items()):
+        digest.update(f"{site} {list(counts.shape)}".encode() + counts.long().contiguous().numpy().tobytes())
+    return {"seconds": seconds, "spikes": digest.hexdigest(), "package": spikezip.__file__}
 
 
 for line in sys.stdin:

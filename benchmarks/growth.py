@@ -16,7 +16,7 @@ import torch
 from networks import SIZES, build
 
 import spikezip
-from spikezip.simulate.drive import AUTO, ENGINES
+from spikezip.engines.loop import AUTO, ENGINES
 
 CHECKED = 2  # samples
 THINGS = ("steps", "batch", "levels", "tokens")

@@ -1,6 +1,6 @@
 """Which Triton kernels a run of the folded engine launches, on which shapes, and which torch operators run beside them.
 
-    OMP_NUM_THREADS=1 python benchmarks/kernel_calls.py --out benchmarks/kernel_calls_first_edition.json
+    OMP_NUM_THREADS=1 python benchmarks/kernel_calls.py --out kernel_calls.json
     python benchmarks/kernel_calls.py --networks vit --layers 1 --image 64     # less of it, in seconds
 
 No GPU is needed: kernels run under Triton's interpreter, and the library takes tensors on the CPU for tensors on a GPU
@@ -10,8 +10,9 @@ chunk, which also makes what is made once for a network; then one, two and three
 one before it is what a further chunk launches. The spikes are compared with those of the spike engine.
 
 What a GPU does and this does not: from the second chunk of a shape on, chunks are recorded as a CUDA graph and
-replayed, which the library decides by where a tensor lies. A graph launches these kernels, and evaluates the layer that
-sees the input in every chunk. Products that no kernel takes whole are here those of the CPU, on a GPU those of halves.
+replayed, which the library decides by where a tensor lies. A graph launches these kernels. Products that no kernel
+takes whole are here those of the CPU, on a GPU those of halves. What the first edition launched is in
+`kernel_calls_first_edition.json`; a graph of it also evaluated the layer that sees the input in every chunk.
 """
 
 import argparse

@@ -19,7 +19,7 @@ import torch
 from networks import SIZES, build
 
 import spikezip
-from spikezip.simulate.drive import AUTO, ENGINES
+from spikezip.engines.loop import AUTO, ENGINES
 
 SHAPES = ("vit-small", "vit-base", "bert-base")
 WARM_UP = 4  # runs: kernels are compiled, a chunk is recorded

@@ -20,8 +20,8 @@ from resting import same
 from torch import Tensor
 
 import spikezip
+from spikezip.engines import graphs
 from spikezip.engines.run import Run
-from spikezip.simulate import graphs
 
 RUNS = 3
 GIB = 2**30
@@ -29,7 +29,7 @@ GIB = 2**30
 
 def run(args: argparse.Namespace, snn: Any, batch: Any, cap: float | None) -> tuple[float, Any, list[str]]:
     """Seconds of the last of several runs, what it found, and all that was said meanwhile."""
-    graphs.forget()
+    graphs.forget(snn.program)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(1.0 if cap is None else min(1.0, cap * GIB / total))

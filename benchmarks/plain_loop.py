@@ -5,69 +5,85 @@ softmax hold their accumulated input and emit differences, neurons keep membrane
 this is what `benchmarks/run.py` compares with, on the weights of a converted network.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spikezip.program.freeze import Frozen
+from spikezip.program.nodes import Weight
 
-@dataclass
+
 class PlainViT:
-    """A `ViTForImageClassification` converted by spikezip, run as a plain step loop in float32."""
+    """A `ViTForImageClassification` with ReLU, converted by spikezip, run as a plain step loop in float32.
 
-    snn: Any
-    state: dict[str, Any] = field(default_factory=dict)
+    Weights are float32 from the start, by their names in the program; nothing of the network itself is kept.
+    """
+
+    def __init__(self, snn: Any) -> None:
+        config, frozen = snn.config, snn.frozen()
+        if config.hidden_act != "relu" or any(site.by_channel for site in snn.neurons.values()):
+            raise ValueError("the plain loop knows ViTs with ReLU and one scale for each site")
+        self.depth, self.heads = config.num_hidden_layers, config.num_attention_heads
+        self.head_dim = config.hidden_size // self.heads
+        self.patch_size, self.eps = config.patch_size, config.layer_norm_eps
+        self.weights = dequantized(frozen)
+        self.sites = {name: (frozen.step_size(name).float(), site.lo, site.hi) for name, site in snn.neurons.items()}
+        self.state: dict[str, Any] = {}
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor, steps: int) -> Tensor:
         """Logits `[T, B, classes]`."""
         self.state = {}
-        model = self.snn.vit
         total, logits = None, []
         for t in range(steps):
-            x = self.neuron(model.embeddings.site_out, self.embed(model.embeddings, pixels, first=t == 0))
-            for i, layer in enumerate(model.layers):
-                x = self.block(layer, x, str(i), first=t == 0)
-            x = self.neuron(model.layernorm.site_out, self.differential("norm", model.layernorm, x))
-            out = self.linear(self.snn.classifier, x[:, 0], first=t == 0)
+            x = self.neuron("embeddings", self.embed(pixels, first=t == 0))
+            for i in range(self.depth):
+                x = self.block(f"layers.{i}", x, first=t == 0)
+            x = self.norm("layernorm", x)
+            out = self.linear("classifier", x[:, 0], first=t == 0)
             total = out if total is None else total + out
             logits.append(total)
         return torch.stack(logits)
 
-    def embed(self, embeddings: Any, pixels: Tensor, first: bool) -> Tensor:
+    def embed(self, pixels: Tensor, first: bool) -> Tensor:
         """The input charges the membrane in the first step only; afterwards nothing arrives."""
         if "embed" not in self.state:
-            layer = embeddings.patch_embeddings.projection
-            patches = F.conv2d(pixels, layer.weight, layer.bias, **layer.geometry).flatten(2).transpose(1, 2)
-            cls = embeddings.cls_token.expand(len(pixels), -1, -1)
-            self.state["embed"] = torch.cat([cls, patches], dim=1) + embeddings.position_embeddings
+            name = "embeddings.patch_embeddings.projection"
+            weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+            patches = F.conv2d(pixels, weight, bias, self.patch_size).flatten(2).transpose(1, 2)
+            cls = self.weights["embeddings.cls_token"].expand(len(pixels), -1, -1)
+            self.state["embed"] = torch.cat([cls, patches], dim=1) + self.weights["embeddings.position_embeddings"]
         return self.state["embed"] if first else torch.zeros_like(self.state["embed"])
 
-    def block(self, layer: Any, x: Tensor, name: str, first: bool) -> Tensor:
-        attention, sesa = layer.attention, layer.attention.sesa
-        h = self.neuron(layer.layernorm_before.site_out, self.differential(name + "ln1", layer.layernorm_before, x))
+    def block(self, name: str, x: Tensor, first: bool) -> Tensor:
+        attention = f"{name}.attention"
+        h = self.norm(f"{name}.layernorm_before", x)
         q, k, v = (
-            self.neuron(site, self.heads(self.linear(getattr(attention, p), h, first), attention.head_dim))
-            for p, site in (("q_proj", sesa.q), ("k_proj", sesa.k), ("v_proj", sesa.v))
+            self.split(self.neuron(f"{attention}.{p}", self.linear(f"{attention}.{p}_proj", h, first))) for p in "qkv"
         )
-        scores = self.sesa(name + "qk", q, k.transpose(2, 3)) * attention.scaling
-        p = self.neuron(sesa.p, self.differential(name + "softmax", lambda s: s.softmax(-1), scores))
-        mixed = self.sesa(name + "pv", p, v).transpose(1, 2)
-        o = self.neuron(sesa.o, mixed).flatten(2)
-        x = x + self.neuron(attention.o_proj.site_out, self.linear(attention.o_proj, o, first))
-        h = self.neuron(layer.layernorm_after.site_out, self.differential(name + "ln2", layer.layernorm_after, x))
-        h = self.neuron(layer.mlp.activation_fn.site_out, self.linear(layer.mlp.fc1, h, first))
-        return x + self.neuron(layer.mlp.fc2.site_out, self.linear(layer.mlp.fc2, h, first))
+        scores = self.sesa(f"{attention} qk", q, k.transpose(2, 3)) * self.head_dim**-0.5
+        p = self.neuron(f"{attention}.p", self.differential(attention, lambda held: held.softmax(-1), scores))
+        mixed = self.neuron(f"{attention}.o", self.sesa(f"{attention} pv", p, v))
+        o = mixed.transpose(1, 2).flatten(2)
+        x = x + self.neuron(f"{attention}.o_proj", self.linear(f"{attention}.o_proj", o, first))
+        h = self.norm(f"{name}.layernorm_after", x)
+        h = self.neuron(f"{name}.mlp.activation_fn", self.linear(f"{name}.mlp.fc1", h, first))
+        return x + self.neuron(f"{name}.mlp.fc2", self.linear(f"{name}.mlp.fc2", h, first))
 
-    @staticmethod
-    def heads(x: Tensor, size: int) -> Tensor:
-        return x.unflatten(-1, (-1, size)).transpose(1, 2)
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
 
-    def linear(self, layer: Any, x: Tensor, first: bool) -> Tensor:
-        weight = self.state.setdefault(f"weight {layer.name}", layer.weight)
-        return F.linear(x, weight, layer.bias if first else None)
+    def linear(self, name: str, x: Tensor, first: bool) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias") if first else None)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        return self.neuron(
+            name, self.differential(name, lambda held: F.layer_norm(held, weight.shape, weight, bias, self.eps), x)
+        )
 
     def sesa(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         sums = self.state.get(name)
@@ -75,23 +91,30 @@ class PlainViT:
         self.state[name] = (a_sum, b_sum)
         return a_sum @ b + a @ b_sum - a @ b
 
-    def differential(self, name: str, function: Any, x: Tensor) -> Tensor:
-        held, last = self.state.get(name, (None, None))
+    def differential(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        held, last = self.state.get(f"{name} held", (None, None))
         held = x if held is None else held + x
-        # The module is called without its site, which sits behind it as a hook.
-        out = (
-            F.layer_norm(held, function.normalized_shape, function.weight, function.bias, function.eps)
-            if isinstance(function, torch.nn.LayerNorm)
-            else function(held)
-        )
-        self.state[name] = (held, out)
+        out = function(held)
+        self.state[f"{name} held"] = (held, out)
         return out if last is None else out - last
 
-    def neuron(self, site: Any, x: Tensor) -> Tensor:
-        scale = site.scale
-        membrane, tracer = self.state.get(site.name, (None, None))
+    def neuron(self, name: str, x: Tensor) -> Tensor:
+        scale, lo, hi = self.sites[name]
+        membrane, tracer = self.state.get(name, (None, None))
         membrane = x + scale / 2 if membrane is None else membrane + x
         tracer = torch.zeros_like(x) if tracer is None else tracer
-        spike = ((membrane >= scale) & (tracer < site.hi)).float() - ((membrane < 0) & (tracer > site.lo)).float()
-        self.state[site.name] = (membrane - spike * scale, tracer + spike)
+        spike = ((membrane >= scale) & (tracer < hi)).float() - ((membrane < 0) & (tracer > lo)).float()
+        self.state[name] = (membrane - spike * scale, tracer + spike)
         return spike * scale
+
+
+def dequantized(frozen: Frozen) -> dict[str, Tensor]:
+    """The weights of a network by name, as float32: integers times the scale of their row."""
+    found = {}
+    for node in frozen.program.nodes:
+        if isinstance(node, Weight) and node.bits is None:
+            found[node.name] = frozen.tensors[node.key].float()
+        elif isinstance(node, Weight):
+            codes, scale = frozen.codes(node.key)
+            found[node.name.removesuffix(".grid")] = codes.float() * scale.float().view(-1, *[1] * (codes.ndim - 1))
+    return found

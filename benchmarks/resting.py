@@ -16,13 +16,13 @@ import torch
 from networks import SIZES, build
 
 import spikezip
-from spikezip.simulate import graphs
+from spikezip.engines import folded, graphs
 
 
 def run(snn: Any, batch: Any, args: argparse.Namespace, stop_early: bool, looks: bool) -> tuple[float, Any]:
     """The best of several runs in seconds, and the last of them. The first ones compile, and record graphs."""
-    graphs.forget()
-    graphs.RESTS = -1.0 if looks else 2.0  # every network rests, or none
+    graphs.forget(snn.program)
+    folded.RESTS = -1.0 if looks else 2.0  # every network rests, or none
     best, last = float("inf"), None
     for _ in range(args.repeats):
         _wait(args.device)

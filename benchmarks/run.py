@@ -40,11 +40,11 @@ from torch import Tensor
 from verdicts import Counts, counts_of, counts_verdict, cut_off, verdict
 
 import spikezip
+from spikezip.engines.loop import ENGINES
 from spikezip.engines.run import Run
 from spikezip.errors import SpikezipError
 from spikezip.measure.exit_rule import ExitRule
 from spikezip.measure.exits import Exits, simulate_until_confident
-from spikezip.simulate.drive import ENGINES
 
 IMPORTED = ["spikezip.measure.exits", "transformers.models.vit.modeling_vit"]  # what takes long, torch among it
 INSTALL = "pip install --no-deps spikingjelly==2.0.0; pip install loguru requests"
@@ -62,7 +62,7 @@ class Row:
 
 
 def rows(args: argparse.Namespace) -> list[Row]:
-    """What is compared. Plain loop and SpikingJelly know one architecture."""
+    """What is compared. Plain loop and SpikingJelly know one architecture: a ViT with ReLU."""
     found = []
     if has_rivals(args):
         found.append(Row("plain loop"))
@@ -87,7 +87,8 @@ def has_rivals(args: argparse.Namespace) -> bool:
     if args.network is None:
         return bool(args.model == "vit")
     config = json.loads((args.network / "config.json").read_text(encoding="utf-8"))
-    return config.get("architectures") == ["ViTForImageClassification"]
+    is_vit = config.get("architectures") == ["ViTForImageClassification"]
+    return is_vit and config.get("float_config", config).get("hidden_act") == "relu"
 
 
 def missing_packages() -> list[str]:
@@ -115,6 +116,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     snn, batch, _ = build(args)
     few = {name: values[: args.check] for name, values in batch.items()}
     expected = simulate(args, Row("reference", "spike"), snn, few)
+    assert isinstance(expected, Run)
     verdicts = {}
     for row in rows(args):
         if row.engine is not None:

@@ -1,14 +1,13 @@
-"""spikezip: turn a pretrained transformer into a spiking network that computes exactly the same function.
+"""spikezip: turn a trained network into a spiking network that computes exactly the same function.
 
 float model ──quantize──▶ QANN ──calibrate, train──▶ QANN ──convert──▶ SNN ──simulate──▶ run
                                                                  └─ verify · measure · tune · save · load
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from spikezip.checkpoint.read import load
-from spikezip.checkpoint.write import save
-from spikezip.convert import convert
+from spikezip.engines import Drive, Run, SpikingNetwork, simulate
 from spikezip.errors import (
     CalibrationError,
     CheckpointError,
@@ -18,10 +17,9 @@ from spikezip.errors import (
     SpikezipError,
 )
 from spikezip.measure import Certificate, Measurement, measure, tune, verify
-from spikezip.models import Coverage, coverage
-from spikezip.quant import QuantConfig, SiteConfig, calibrate, quantize
-from spikezip.quant.compact import snap
-from spikezip.simulate import Run, simulate
+from spikezip.models import convert, load, quantize, save
+from spikezip.program.coverage import Coverage, coverage
+from spikezip.quant import QuantConfig, QuantizedNetwork, SiteConfig, calibrate, snap
 from spikezip.version import __version__
 
 if TYPE_CHECKING:
@@ -34,12 +32,15 @@ __all__ = [
     "ConfigError",
     "Coverage",
     "CoverageError",
+    "Drive",
     "InputError",
     "Measurement",
     "QuantConfig",
+    "QuantizedNetwork",
     "Run",
     "SiteConfig",
     "SpikezipError",
+    "SpikingNetwork",
     "__version__",
     "calibrate",
     "convert",
@@ -54,6 +55,13 @@ __all__ = [
     "tune",
     "verify",
 ]
+
+
+if find_spec("transformers") is not None:
+    # Auto classes and pipelines load networks of ours from here on; without, they would not know the model type.
+    from spikezip.models.saved_config import register
+
+    register()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
 """The errors a user can meet. Each message names the thing that is wrong and what to do about it."""
 
+from typing import Any
+
 
 class SpikezipError(Exception):
     """Base of every error raised on purpose by this library."""
@@ -10,7 +12,9 @@ class ConfigError(SpikezipError, ValueError):
 
 
 class CoverageError(SpikezipError):
-    """A model holds something that no rule covers; the message carries the coverage table."""
+    """A network that cannot be quantized: the first line says why. `coverage` lists what is known of it."""
+
+    coverage: Any = None
 
 
 class CalibrationError(SpikezipError, RuntimeError):

@@ -1,6 +1,6 @@
 """Networks as folders: a manifest, the program, its tensors, and files of the model. Nothing is pickled or run.
 
-A weight that is integers times a scale, bit for bit, is stored as these: `quant/compact.py` shows that its grid is then
+A weight that is integers times a scale, bit for bit, is stored as these: `quant/snap.py` shows that its grid is then
 the same again.
 """
 
@@ -23,16 +23,17 @@ from spikezip.errors import CheckpointError, ConfigError, SpikezipError
 from spikezip.ops import grid, rounding
 from spikezip.ops.grid.reference import LARGEST_WEIGHT
 from spikezip.program import file as program_file
-from spikezip.program.freeze import Frozen
-from spikezip.program.nodes import Grid, Node, Program, Shape, Weight
+from spikezip.program.freeze import Frozen, check_finite, scale_key
+from spikezip.program.nodes import Grid, Program, Shape, Weight
 from spikezip.program.tree import attach
 from spikezip.quant.config import QuantConfig
 from spikezip.quant.network import QuantizedNetwork
+from spikezip.quant.snap import grids
 from spikezip.version import __version__
 
 Network = QuantizedNetwork | SpikingNetwork
 FORMAT, FORMAT_VERSION = "spikezip", 2
-MANIFEST, PROGRAM = "spikezip.json", "program.json"
+MANIFEST, PROGRAM, CERTIFICATE = "spikezip.json", "program.json", "certificate.json"
 
 _INTEGERS = {8: torch.int8, 16: torch.int16}
 _FIELDS: dict[str, type] = {
@@ -339,6 +340,10 @@ def _check_tensors(tensors: dict[str, Tensor], program: Program, kind: str, wait
     """Refuse other tensors than those of the program, by name, shape, dtype and range; put them into its order."""
     if not program.sites or not set(waiting) <= program.sites.keys():
         raise ValueError("the program has no sites, or others than are said to wait for a scale")
+    frozen = not any(isinstance(node, Grid) and node.rows for node in program.nodes)
+    on_grid = any(isinstance(node, Weight) and node.bits is not None for node in program.nodes)
+    if (kind == "snn" and not frozen) or (kind == "qann" and on_grid):
+        raise ValueError(f"its program is not that of a network of kind {kind}")
     expected = _expected(program, kind, waiting)
     odd = sorted(expected.keys() ^ tensors.keys())
     if odd:
@@ -347,12 +352,11 @@ def _check_tensors(tensors: dict[str, Tensor], program: Program, kind: str, wait
         tensor = tensors[name] = tensors.pop(name)
         if tuple(tensor.shape) not in spec.shapes or tensor.dtype != spec.dtype:
             raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}, which its program does not say")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name} holds values that are not finite")
-        if spec.is_scale and not bool((tensor > 0).all()):
-            raise ValueError(f"{name} is a scale that is not positive")
+        if spec.is_scale and not bool(((tensor > 0) & tensor.isfinite()).all()):
+            raise ValueError(f"{name} is a scale that is not positive and finite")
         if spec.largest and tensor.numel() and max(-int(tensor.min()), int(tensor.max())) > spec.largest:
             raise ValueError(f"{name} holds integers beyond {spec.largest}")
+    check_finite(program, tensors)
 
 
 class _Spec(NamedTuple):
@@ -368,7 +372,7 @@ def _expected(program: Program, kind: str, waiting: Collection[str]) -> dict[str
     found: dict[str, _Spec] = {}
     for site in program.sites.values():
         if site.name not in waiting:
-            name = f"{program.prefix}{site.name}.site_scale" if kind == "qann" else f"{site.name}.scale"
+            name = f"{program.prefix}{site.name}.site_scale" if kind == "qann" else scale_key(site.name)
             found[name] = _Spec((site.shape[-1:],) if site.by_channel else ((), (1,)), site.dtype, True)
     weights = [node for node in program.nodes if isinstance(node, Weight)]
     for node in weights:
@@ -384,13 +388,17 @@ def _expected(program: Program, kind: str, waiting: Collection[str]) -> dict[str
 def _pack(network: Network, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Put integers and scales in the place of weights that are their product; returns what the manifest says."""
     packed: dict[str, dict[str, Any]] = {}
+    behind: dict[str, str] = {}  # weight → the scale per channel of the site that it reads
+    if isinstance(network, QuantizedNetwork):
+        behind = {key: network.scale_key(on.site) for key, on in grids(network).items() if on.site is not None}
     for node in network.program.nodes:
-        if not isinstance(node, Weight) or len(node.shape) < 2 or node.key not in tensors:
+        if not isinstance(node, Weight) or len(node.shape) < 2 or 0 in node.shape or node.key not in tensors:
             continue
         if tensors.keys() & {f"{node.key}.codes", f"{node.key}.scale"}:
             continue
         weight = tensors[node.key]
-        for how in _ways(network, node, tensors) if weight.is_floating_point() else ():
+        channels = behind.get(node.key, "")
+        for how in _ways(network.quant_config, weight, channels, tensors) if weight.is_floating_point() else ():
             codes, scale = _encode(weight, how, tensors)
             if _same_bits(_decode(codes, scale, how, tensors), weight):
                 del tensors[node.key]
@@ -400,17 +408,16 @@ def _pack(network: Network, tensors: dict[str, Tensor]) -> dict[str, dict[str, A
     return packed
 
 
-def _ways(network: Network, node: Node, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
+def _ways(
+    config: QuantConfig, weight: Tensor, channels: str, tensors: Mapping[str, Tensor]
+) -> Iterator[dict[str, Any]]:
     """How a weight may lie on a grid: bits, the dimension of its scales, and, where it reads a site with a scale per
     channel, the name of that. A table that only a lookup reads may lie on one, too."""
-    config, behind = network.quant_config, set[str]()
-    if isinstance(network, QuantizedNetwork):
-        grids = (reader for reader in network.program.readers[node.name] if isinstance(reader, Grid))
-        behind = {network.scale_key(on.site) for on in grids if on.site is not None}
     for bits in dict.fromkeys((config.weight_bits or 8, config.embedding_bits or 8, 8, 16)):
-        for dim in (0, 1) if len(node.shape) == 2 else (0,):
+        for dim in (0, 1):  # 1: transposed before its product, as in GPT-2
             yield {"bits": bits, "dim": dim}
-        yield from ({"bits": bits, "dim": 0, "input_scale": name} for name in sorted(behind & tensors.keys()))
+            if channels in tensors and tensors[channels].shape == weight.transpose(0, dim).shape[-1:]:
+                yield {"bits": bits, "dim": dim, "input_scale": channels}
 
 
 def _encode(weight: Tensor, how: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spikezip.engines.loop import run
 from spikezip.engines.run import Run
-from spikezip.engines.simulate import run
 from spikezip.engines.state import Drive
 from spikezip.program.freeze import Frozen
 from spikezip.quant.calibration import calibrate

@@ -16,8 +16,8 @@ import torch
 import transformers
 
 import spikezip
-from spikezip.simulate.drive import ENGINES
-from spikezip.simulate.folded import FoldedEngine
+from spikezip.engines.folded import FoldedEngine
+from spikezip.engines.loop import ENGINES
 
 ROOT = Path(__file__).parents[1]
 NANO = ["--size", "nano", "--image", "32", "--steps", "6", "--batch", "2", "--rounds", "1", "--repeats", "1"]
@@ -48,22 +48,24 @@ def args(bench: ModuleType) -> Any:
 class OneSpikeMore(FoldedEngine):
     """Wrong in one place: the first sample has a spike too many in the second step, at the first site."""
 
-    def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
-        output = super().advance(network, inputs, steps)
-        first = next(iter(self.spike_counts.values()))
-        if self.done - steps < 2 <= self.done:
+    def advance(self, steps: int) -> list[Any]:
+        before = self.state.done
+        outputs = super().advance(steps)
+        first = next(iter(self.recording.counts.values()))
+        if before < 2 <= self.state.done:
             first[-1] = first[-1].clone()
-            first[-1][1 - (self.done - steps), 0] += 1
-        return output
+            first[-1][1 - before, 0] += 1
+        return outputs
 
 
 class LateLogits(FoldedEngine):
     """The right spikes, but other logits."""
 
-    def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
-        output = super().advance(network, inputs, steps)
-        output.logits = torch.nextafter(output.logits, output.logits.new_tensor(torch.inf))
-        return output
+    def advance(self, steps: int) -> list[Any]:
+        outputs = super().advance(steps)
+        for output in outputs:
+            output["logits"] = torch.nextafter(output["logits"], output["logits"].new_tensor(torch.inf))
+        return outputs
 
 
 def test_prints_one_table(tmp_path: Path) -> None:
@@ -187,6 +189,14 @@ def test_sentences(bench: ModuleType) -> None:
     assert set(bench.check(args)["verdicts"].values()) == {"equal"}
 
 
+def test_the_plain_loop_is_the_same_network(bench: ModuleType, args: Any) -> None:
+    snn, batch, _ = bench.build(args)
+    logits = load("plain_loop").PlainViT(snn)(batch["pixel_values"], 32)
+    # Its sums are float32: in the last bits they differ from ours, here in no spike.
+    expected = spikezip.simulate(snn, batch, 32, "spike").logits_per_step
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_spikingjelly_converts_our_network() -> None:
     pytest.importorskip("spikingjelly")
     pytest.importorskip("requests")
@@ -243,7 +253,7 @@ def test_runs_under_a_cap_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_resting_compares_both_forms(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     resting = load("resting")
-    monkeypatch.setattr(resting.graphs, "RESTS", resting.graphs.RESTS)  # put back afterwards
+    monkeypatch.setattr(resting.folded, "RESTS", resting.folded.RESTS)  # put back afterwards
     small = ["--size", "nano", "--image", "32", "--steps", "6", "--batch", "2", "--repeats", "1", "--device", "cpu"]
     resting.main(small)
     lines = capsys.readouterr().out.splitlines()
@@ -254,3 +264,59 @@ def test_resting_compares_both_forms(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().out.count("differ: no time") == 2
     with pytest.raises(SystemExit):
         resting.main(["--network", "somewhere"])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small quantized ViT in a folder."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_channels=1, hidden_act="relu")
+    qann = spikezip.quantize(transformers.ViTForImageClassification(config).eval(), spikezip.QuantConfig(levels=8))
+    folder = tmp_path_factory.mktemp("against") / "vit"
+    spikezip.save(spikezip.calibrate(qann, torch.randn(2, 1, 16, 16)), folder)
+    return folder
+
+
+def test_a_checkout_against_itself(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    against = load("against")
+    small = ["--networks", str(saved), "--engines", "spike", "--batches", "2", "--steps", "4", "--rounds", "1"]
+    assert against.main([str(ROOT), *small, "--busy", "1"]) == 0
+    header, alone, beside, times = capsys.readouterr().out.splitlines()
+    assert header.startswith("network")
+    assert alone.split()[:3] == ["vit", "spike", "2"]
+    assert beside.startswith("  beside 1 busy processes")
+    assert [line.count(" s, ") for line in (alone, beside)] == [2, 2]
+    assert all(float(ratio) > 0 for ratio in times.removeprefix("  times as long").split())
+    with pytest.raises(SystemExit):
+        against.parse([str(saved)])  # no checkout
+
+
+def test_a_side_that_runs_another_package_is_refused(saved: Path, tmp_path: Path) -> None:
+    side = load("against").Side(ROOT)
+    request = {"network": str(saved), "engine": "spike", "batch": 1, "steps": 2}
+    try:
+        assert Path(side.ask(**request)["package"]).parent == ROOT / "spikezip"
+        with pytest.raises(SystemExit, match="ConfigError"):
+            side.ask(**{**request, "engine": "none"})
+        side.checkout = tmp_path
+        with pytest.raises(SystemExit, match="has imported"):
+            side.ask(**request)
+    finally:
+        side.close()
+
+
+def test_other_spikes_than_the_other_checkout_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    against = load("against")
+
+    class Told:
+        def __init__(self, spikes: str) -> None:
+            self.spikes = spikes
+
+        def ask(self, **request: Any) -> dict[str, Any]:
+            return {"seconds": 1.0, "spikes": self.spikes}
+
+    args = against.parse([str(ROOT), "--rounds", "1"])
+    assert not against.row({"other": Told("a"), "this": Told("a")}, args, "zoo/vit", "event", 1)
+    assert "1.00 times as fast" in capsys.readouterr().out
+    assert against.row({"other": Told("a"), "this": Told("b")}, args, "zoo/vit", "event", 1)
+    assert capsys.readouterr().out.endswith("WRONG: spikes differ\n")

@@ -15,7 +15,6 @@ import yaml
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
-from spikezip.adoption import own_class
 from spikezip.cli.folders import TOKENIZER_FILES
 from spikezip.data import TEXT, Pixels, Split, names, open_data
 from spikezip.data.pixels import resample
@@ -187,7 +186,7 @@ def _sentences(model: PreTrainedModel, folder: Path) -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     length = min(tokenizer.model_max_length, positions(model.config))
-    takes = inspect.signature(own_class(model).forward).parameters
+    takes = inspect.signature(type(model).forward).parameters
 
     def collate(texts: Sequence[str]) -> dict[str, Tensor]:
         tokens = tokenizer(list(texts), truncation=True, max_length=length)
@@ -221,7 +220,7 @@ def _images(model: PreTrainedModel, folder: Path) -> Any:
                 images = _open_pictures(images, _both(model.config.image_size), channels, processor.get("resample", 2))
             pixels = torch.from_numpy(_channels_first(images, channels))
             pixels = pixels_of(pixels) if pixels.dtype == torch.uint8 else pixels
-        return {"pixel_values": pixels.to(next(model.parameters()).dtype)}
+        return {"pixel_values": pixels.to(model.dtype)}
 
     return collate
 

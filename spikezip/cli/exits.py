@@ -27,16 +27,16 @@ from spikezip.cli.options import steps as read_steps
 from spikezip.cli.screen import progress, say
 from spikezip.cli.tune import read_numbers
 from spikezip.data import Split
+from spikezip.engines import resolve_engine
 from spikezip.errors import ConfigError, InputError
+from spikezip.measure.comparison import check_counterpart
 from spikezip.measure.exit_calibration import check_agreement, watch_confidence
 from spikezip.measure.exit_document import ExitData, ExitDocument
 from spikezip.measure.exit_report import report_exits
 from spikezip.measure.exit_rule import KINDS, ExitRule
-from spikezip.measure.exit_runs import check_qann
 from spikezip.measure.exits import check_head
 from spikezip.measure.journal import fingerprint
-from spikezip.measure.summary import versions
-from spikezip.simulate.drive import chosen
+from spikezip.version import versions
 
 
 def exits(
@@ -124,7 +124,7 @@ def exits(
     to_calibrate, to_report, used = _divide(data, test, samples, calibrate=not rules)
 
     network = load(snn, "snn").to(where)
-    engine = chosen(network, engine)
+    engine, _ = resolve_engine(network.frozen(), network.program.layout, engine)
     head = check_head(network)
     if to_report.labels is not None:
         labels = samples_of.label_tensor(to_report.labels, network.config)
@@ -133,7 +133,8 @@ def exits(
     if known is not None:
         known.check_network(of_network, f"--rule {rule}")
     reference = None if qann is None else load(qann, "qann").to(where)
-    check_qann(network, reference)
+    if reference is not None:
+        check_counterpart(network, reference)
 
     cap = None if asked["steps"] == "equilibrium" else asked["steps"]
     settings: dict[str, Any] = {"engine": engine, "max_steps": cap}

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import transformers
 
-from spikezip.checkpoint.format import CONFIG
 from spikezip.cli.folders import is_checkpoint, locate
 from spikezip.cli.screen import one_line
 from spikezip.errors import InputError
+from spikezip.models.folders import CONFIG
 
 TASKS = {
     "auto": None,
@@ -33,13 +33,10 @@ def load_float(name: str, task: str = "auto") -> transformers.PreTrainedModel:
 
 
 def build_from_config(name: str, task: str = "auto") -> transformers.PreTrainedModel:
-    """The model without its weights, which coverage does not look at; nothing is allocated."""
+    """The model with random weights: coverage looks at what it computes, not at its weights."""
     config = _config(name)
     cls = _model_class(config, task)
-    with torch.device("meta"):
-        if hasattr(cls, "from_config"):
-            return cls.from_config(config)
-        return cls(config)
+    return (cls.from_config(config) if hasattr(cls, "from_config") else cls(config)).eval()
 
 
 def _config(name: str) -> Any:

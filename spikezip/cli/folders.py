@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import spikezip
-from spikezip.checkpoint import locate as find
-from spikezip.checkpoint.format import CERTIFICATE, CONFIG, MANIFEST
+from spikezip import models
 from spikezip.errors import CheckpointError, ConfigError
+from spikezip.files import CERTIFICATE, MANIFEST
+from spikezip.models.folders import CONFIG
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -30,7 +31,7 @@ SIDE_FILES = (
 
 def locate(name: str) -> Path:
     """The folder of a model: here, or for a name on the Hub the local copy of all but its weights."""
-    return find.locate(name, [CONFIG, MANIFEST, *SIDE_FILES])
+    return models.locate(name, [CONFIG, MANIFEST, *SIDE_FILES])
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -59,7 +60,7 @@ def check_target(folder: Path) -> None:
         raise ConfigError(f"{folder} holds another model, which would be overwritten; choose another folder")
 
 
-def save(model: Any, folder: Path, source: Path, compact: bool = False) -> None:
+def save(model: Any, folder: Path, source: Path, compact: bool = True) -> None:
     """Save a network, with the tokenizer and image-processor files of the model it came from."""
     (folder / CERTIFICATE).unlink(missing_ok=True)  # it spoke of the network that is being replaced
     spikezip.save(model, folder, compact=compact)

@@ -17,8 +17,8 @@ def inspect(
 ) -> None:
     """Show the sites of a quantized or spiking network, or what quantizing a float model would place where.
 
-    A float model is built from its config alone: its weights are not read. The exit code is 1 if something in it has
-    no rule, so that it cannot be quantized.
+    A float model is built from its config alone: its weights are not read. The exit code is 1 if it cannot be
+    quantized; the reason is shown.
 
     [bold]Example[/]
 
@@ -40,13 +40,13 @@ def _show_network(model: Any) -> None:
     weights = "float weights" if config.weight_bits is None else f"{config.weight_bits}-bit weights"
     if config.embedding_bits is not None:
         weights += f", {config.embedding_bits}-bit embeddings"
-    sites = model.sites if model.kind == "qann" else model.neurons
+    sites = model.program.sites
     say(f"{type(model).__name__}, {model.kind.upper()}")
     say(f"{len(sites)} sites, {config.levels} levels{''.join(_exceptions(config))}, {weights}")
     table = Table("site", "levels", "lo…hi", "scale")
     for name, site in sites.items():
-        ready = model.kind == "snn" or site.is_ready()
-        scale = _scale(site.step_size) if ready else "not set yet"
+        scale = _scale(model.scale(name).detach() if model.kind == "qann" else model.frozen().step_size(name))
+        scale = "not set yet" if model.kind == "qann" and not model.is_ready(name) else scale
         table.add_row(name, str(site.levels), f"{site.lo}…{site.hi}", scale)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -54,7 +54,7 @@ def _show_network(model: Any) -> None:
 
 
 def _scale(scale: Tensor) -> str:
-    if scale.ndim == 0:
+    if scale.numel() == 1:
         return f"{float(scale):.6g}"
     return f"{float(scale.min()):.6g}…{float(scale.max()):.6g} ({scale.numel()} channels)"
 
@@ -74,11 +74,13 @@ def _exceptions(config: spikezip.QuantConfig) -> list[str]:
 
 def _show_coverage(report: spikezip.Coverage) -> None:
     console = out()
-    table = Table("module", "class", "what becomes of it")
-    for name, kind, role in report.rows:
-        table.add_row(name, kind, role or "✗ no rule", style=None if role else "red")
+    table = Table("module", "what becomes of it")
+    for name, role in report.rows:
+        table.add_row(name, role)
     console.print(table, highlight=False, markup=False)
-    say(f"{report.model}: {report.sites} sites, {report.products} products")
+    say(f"{report.model}: {len(report.sites)} sites, {len(report.products)} products")
+    for note in report.notes:
+        say(note)
     for problem in report.problems:
         console.print(f"✗ {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
     if report.complete:

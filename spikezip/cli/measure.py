@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from spikezip.checkpoint.format import CERTIFICATE
 from spikezip.cli import data as samples_of
 from spikezip.cli.float_model import load_float
 from spikezip.cli.folders import load, locate
@@ -29,6 +28,7 @@ from spikezip.cli.options import device as read_device
 from spikezip.cli.options import steps as read_steps
 from spikezip.cli.screen import progress, say
 from spikezip.errors import ConfigError
+from spikezip.files import CERTIFICATE
 from spikezip.measure.answers import Head
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.energy_model import MEMORIES, EnergyModel

@@ -10,9 +10,10 @@ from typing import Annotated
 import torch
 import typer
 
+from spikezip.engines import CODINGS, ENGINES, Steps
+from spikezip.engines.loop import AUTO
 from spikezip.errors import ConfigError
 from spikezip.quant.config import SiteConfig
-from spikezip.simulate.drive import AUTO, CODINGS, ENGINES, Steps
 
 
 def one_of(name: str, choices: Iterable[str]) -> Callable[[str], str]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from spikezip.checkpoint.format import CERTIFICATE
 from spikezip.cli import data as samples_of
 from spikezip.cli.folders import load, locate
 from spikezip.cli.options import BatchSizeOption, DataOption, DeviceOption, SamplesOption
@@ -17,8 +16,9 @@ from spikezip.cli.options import device as read_device
 from spikezip.cli.screen import progress, say
 from spikezip.cli.shown_samples import looks, take
 from spikezip.errors import ConfigError, InputError
+from spikezip.files import CERTIFICATE
 from spikezip.measure.certificate import Certificate
-from spikezip.measure.equivalence import verify
+from spikezip.measure.exactness import verify
 
 
 def report(

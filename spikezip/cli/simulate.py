@@ -23,8 +23,9 @@ from spikezip.cli.options import (
 from spikezip.cli.options import device as read_device
 from spikezip.cli.options import steps as read_steps
 from spikezip.cli.screen import out, progress, say
+from spikezip.engines import resolve_engine
+from spikezip.measure.answers import Head
 from spikezip.measure.over_time import OverTime, shown_steps
-from spikezip.simulate.drive import chosen
 
 
 def simulate(
@@ -55,10 +56,12 @@ def simulate(
     wanted, where = read_steps(steps), read_device(device)
     found = samples_of.read(data)
     network = load(snn, "snn").to(where)
-    engine = chosen(network, engine)
+    engine, why = resolve_engine(network.frozen(), network.program.layout, engine)
+    if why:
+        say(f"step by step: {why}")
     total = min(len(found), samples or len(found))
     # Hidden states are no answer, and a question's answer is a place in the text, not a class.
-    headless = network.base_model is network or type(network).__name__.endswith("ForQuestionAnswering")
+    headless = Head.of(network).classes is None
     over_time = OverTime(classes=not headless)
     with progress("simulating", total) as done:
         for batch in samples_of.batches(found, network, locate(snn), batch_size, total):

@@ -16,7 +16,6 @@ from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
 from spikezip.errors import ConfigError
-from spikezip.models.coverage import checked_plan
 
 
 class Reduction(nn.Module):
@@ -117,10 +116,11 @@ def _reduced(model: nn.Module) -> list[nn.Module]:
 
 
 def _input_layer(model: PreTrainedModel) -> nn.Conv2d:
-    plan = checked_plan(model)
-    if plan.input_layer is None:
+    """The first convolution, in the order of declaration, that takes as many channels as an image has."""
+    found = (m for m in model.modules() if isinstance(m, nn.Conv2d) and m.in_channels == model.config.num_channels)
+    layer = next(found, None) if hasattr(model.config, "num_channels") else None
+    if layer is None:
         raise ConfigError(f"{type(model).__name__} has no input convolution: a reduction needs a vision model")
-    layer = model.get_submodule(plan.input_layer)
-    if not isinstance(layer, nn.Conv2d) or layer.groups != 1:
-        raise ConfigError(f"the input layer {plan.input_layer} is {layer}: a Conv2d with groups=1 is needed")
+    if layer.groups != 1:
+        raise ConfigError(f"the input layer of {type(model).__name__} is {layer}: a Conv2d with groups=1 is needed")
     return layer

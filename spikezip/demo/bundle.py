@@ -1,14 +1,13 @@
 """What the package ships: a quantized ViT trained on Fashion-MNIST, and 1,000 of its test images."""
 
 from importlib.resources import as_file, files
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spikezip.checkpoint.read import load
-from spikezip.errors import CheckpointError
-from spikezip.quant.model import QuantizedModel
+from spikezip.models.saved_config import load_pretrained
 
 CLASSES = (
     "T-shirt",
@@ -35,18 +34,15 @@ def normalise(images: Tensor) -> Tensor:
     return (images.float() / 255 - MEAN) / STD
 
 
-def load_qann() -> QuantizedModel:
-    """The shipped quantized network.
+def load_qann() -> Any:
+    """The shipped quantized network, a `PreTrainedModel`.
 
     Example:
         >>> load_qann().config.hidden_size
         128
     """
     with as_file(files("spikezip.demo") / "data" / "qann") as folder:
-        model = load(folder)
-    if not isinstance(model, QuantizedModel):
-        raise CheckpointError("the shipped network is not a quantized network")
-    return model
+        return load_pretrained(folder)
 
 
 def load_images() -> tuple[Tensor, Tensor]:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from spikezip.convert import convert
 from spikezip.demo.bundle import load_images, load_qann, normalise
+from spikezip.engines import SpikingNetwork
 from spikezip.errors import SpikezipError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.document import Measurement
 from spikezip.measure.measuring import measure
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate import SpikingModel
+from spikezip.models.networks import convert
+from spikezip.quant.network import QuantizedNetwork
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +97,12 @@ def _percent(share: float | None) -> str:
 
 
 def _report(
-    measured: Measurement, qann: QuantizedModel, snn: SpikingModel, batch: dict[str, Tensor], image: Tensor, path: Path
+    measured: Measurement,
+    qann: QuantizedNetwork,
+    snn: SpikingNetwork,
+    batch: dict[str, Tensor],
+    image: Tensor,
+    path: Path,
 ) -> str:
     """Write the report, with one image to play; what to say about it."""
     from spikezip.show.report import report

@@ -11,7 +11,7 @@ from torch import Tensor
 from spikezip.engines.run import last_spike
 from spikezip.engines.state import Drive, Recording, State
 from spikezip.engines.synapses import Pair, Synapse
-from spikezip.engines.walk import constants, last_uses, sizes_of
+from spikezip.engines.walk import constants, sizes_of, uses_of_moving
 from spikezip.program.freeze import Frozen
 from spikezip.program.layout import Layout
 from spikezip.program.nodes import Matmul, Site
@@ -28,7 +28,7 @@ class Engine(ABC):
         self.sizes = sizes_of(self.program, inputs)
         self.batch = self._batch(inputs)
         self.constants = constants(network, inputs, self.sizes)
-        self.free = last_uses(network.moving, self.program.returned)
+        self.free = self.program.derived(uses_of_moving)
         self.stages = {name: i for i, name in enumerate(self.program.sites)}
         entries = [site.levels for site in self.program.sites.values() if site.entry]
         self.ramp = max(entries) if drive.coding == "rate" else 1

@@ -171,8 +171,8 @@ class EventEngine(SpikeEngine):
         if not self.compiles or not prod(shape):
             return plain, ""
         product = group.inner[-1].node if group.inner else None
-        sums = torch.empty(samples, prod(shape) // (samples * shape[-1]), shape[-1])
-        read, raw = Source(sums, sums), ""
+        sums = samples, prod(shape) // (samples * shape[-1]), shape[-1]
+        read, raw = Source(sums), ""
         if isinstance(product, Linear) and self._has_integer_sums(product) and self.folding.prefix(site.name) == 1:
             synapse, rows = self.synapse(product), prod(shape[:-1])
             if Layer.suits(linear_source(synapse, rows, samples), scale, site.lo, site.hi):
@@ -183,7 +183,7 @@ class EventEngine(SpikeEngine):
             pair = self.pair(product)
             depth = self.folding.shape(product.a)[-1]
             if pair.factor.numel() == 1 and pair.accumulator(depth) == torch.float32:
-                read, raw = Source(sums, sums, pair.factor.reshape(1)), product.name
+                read, raw = Source(sums, pair.factor.reshape(1)), product.name
         if Layer.suits(read, scale, site.lo, site.hi):
             return CompiledNeurons(site, read, samples, scale, self.drive.max_spike), raw
         return plain, ""

@@ -7,6 +7,7 @@ moments at a time, so that what is computed on the way stays in the cache.
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class CompiledNeurons(Neurons):
     """Neurons that read `sums · factor + bias`, by a compiled loop. Ask `Layer.suits` before."""
 
     def __init__(self, site: Site, source: Source, samples: int, scale: Tensor, max_spike: int) -> None:
-        super().__init__(site, source.read.numel(), samples, scale, max_spike)
+        super().__init__(site, prod(source.shape), samples, scale, max_spike)
         self.layer = Layer(source, scale, site.lo, site.hi, max_spike)
 
     def advance(
@@ -108,7 +109,7 @@ class LinearNeurons(CompiledNeurons):
         self.seen = torch.zeros(rows, self.inputs, dtype=torch.int8)  # codes so far
         self.sums: Tensor | None = None  # their product, if it has been kept
         self.threads = 1
-        self.walks = moves and Walk.suits(self.layer, self.weight, rows, samples)
+        self.walks = moves and Walk.suits(self.layer, self.weight)
         self.walk: Walk | None = None  # made when it is first needed
         self.most = 1.0 if walk.walks_pay() else _SHARE_ON_INT8_UNITS
         self.on_int8_units = self.inputs > 1 and synapse.largest <= 127 and int8_products_pay()
@@ -134,7 +135,7 @@ class LinearNeurons(CompiledNeurons):
     def _add_changes(self, track: Track, first: int, last: int, held: int, moments: list[int], codes: Tensor) -> None:
         """Add to the sums what changes bring, row by row."""
         if self.walk is None:
-            self.walk = Walk(self.layer, self.weight, self.samples)
+            self.walk = Walk(self.layer, self.weight)
         if self.sums is None:
             self.sums = self._product(self.seen).to(torch.int32)
         changed = [False] * (last - first)
@@ -167,8 +168,7 @@ class LinearNeurons(CompiledNeurons):
 
 def linear_source(synapse: Synapse, rows: int, samples: int) -> Source:
     """How neurons read the sums of a linear product."""
-    sums = torch.empty(samples, rows // samples, len(synapse.parts[0].weight))
-    return Source(sums, sums, synapse.factor, synapse.bias)
+    return Source((samples, rows // samples, len(synapse.parts[0].weight)), synapse.factor, synapse.bias)
 
 
 def _stretches(steps: int, moments: list[int], few: list[bool]) -> Iterator[tuple[int, int, int, int]]:

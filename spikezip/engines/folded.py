@@ -65,6 +65,7 @@ class FoldedEngine(Engine):
     name = "folded"
     use_graphs = True  # on a GPU
     graph_refused = ""  # why chunks are not recorded as a graph
+    weights_checked = False  # whether graphs of earlier runs are known to be of these weights
     in_place = False  # whether tracers are changed where they lie, as a recorded chunk must do it
     resting = False  # whether kernels look for what rests, and leave it out
     at_once: int | None = None  # the most steps that have fitted into the memory, once some have not
@@ -105,7 +106,7 @@ class FoldedEngine(Engine):
             # Outside of the handler, which holds on to what was computed.
             self.state, self.recording = before
             self.at_once, too_many, self._repeated = n // 2, n, {}
-            graphs.forget()
+            graphs.forget(self.program)
             torch.cuda.empty_cache()
         if too_many:
             warnings.warn(
@@ -304,8 +305,10 @@ class FoldedEngine(Engine):
 
     def _by_sample(self, site: Site, x: Tensor) -> Tensor:
         """Neurons `[n, B · prefix · rest]` in the shape of their site, `[n, …]`."""
-        outer = bind(self.layout.prefix[site.name], self.sizes)
-        return x.view(len(x), self.batch, outer, -1).transpose(1, 2).reshape(len(x), *_shape(site, self.sizes))
+        outer, shape = bind(self.layout.prefix[site.name], self.sizes), _shape(site, self.sizes)
+        if outer > 1:
+            x = x.view(len(x), self.batch, outer, -1).transpose(1, 2)
+        return x.reshape(len(x), *shape)
 
     def tracer(self, name: str) -> Tensor:
         return self._by_sample(self.program.sites[name], self.state.tracers[name].reshape(1, -1))[0]

@@ -33,36 +33,43 @@ _BYTES_PER_ACTIVATION = 24
 class Memory:
     """What is remembered of a program: chunks that ran plainly, graphs of some, and why others have none."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
         self.seen: dict[Any, Shapes] = {}
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
         self.refused: dict[Any, str] = {}
-        self.weights: Any = None
+        self.tensors: tuple[Tensor, ...] = ()
+        self.bytes: tuple[Tensor, ...] = ()  # of these tensors
+        self.content: Tensor | None = None  # a copy of them, as they were in the run before
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Forget graphs of weights that have been changed or moved since."""
-        weights = tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors.values())
-        if weights != self.weights:
-            self.weights = weights
+        """Forget graphs of weights that have been changed or moved since.
+
+        The weights themselves are compared: a change through `.data` leaves no other trace.
+        """
+        now = tuple(tensors.values())
+        same = len(now) == len(self.tensors) and all(
+            a is b and a.data_ptr() == c.data_ptr() for a, b, c in zip(now, self.tensors, self.bytes, strict=True)
+        )
+        if not same:
+            self.tensors, self.content = now, None
+            self.bytes = tuple(t.detach().reshape(-1).view(torch.uint8) for t in now)
+        content = torch.cat(self.bytes)
+        if self.content is None or not torch.equal(content, self.content):
+            self.content = content
             self.seen.clear()
             self.graphs.clear()
 
 
-_memories: dict[int, Memory] = {}  # by the identity of the program, as long as it lives
+def memory_of(program: Program) -> Memory:
+    """The graphs of a program, which live as long as it does."""
+    return program.derived(Memory)
 
 
-def _memory(program: Program) -> Memory:
-    if id(program) not in _memories:
-        _memories[id(program)] = Memory()
-        weakref.finalize(program, _memories.pop, id(program), None)
-    return _memories[id(program)]
-
-
-def forget() -> None:
-    """Release the memory of all graphs."""
-    for memory in _memories.values():
-        memory.graphs.clear()
-        memory.refused.clear()  # there may be room now
+def forget(program: Program) -> None:
+    """Release the memory of a program's graphs."""
+    memory = memory_of(program)
+    memory.graphs.clear()
+    memory.refused.clear()  # there may be room now
 
 
 def advance(engine: "FoldedEngine", steps: int) -> dict[str, Any]:
@@ -72,8 +79,10 @@ def advance(engine: "FoldedEngine", steps: int) -> dict[str, Any]:
     engine.graph_refused = _why_not(engine)
     if engine.graph_refused:
         return engine.chunk(steps)
-    memory, key = _memory(engine.program), (steps, *_key(engine))
-    memory.check(engine.network.tensors)
+    memory, key = memory_of(engine.program), (steps, *_key(engine))
+    if not engine.weights_checked:
+        memory.check(engine.network.tensors)
+        engine.weights_checked = True
     if key in memory.graphs:
         memory.graphs.move_to_end(key)
     elif key in memory.seen and key not in memory.refused:

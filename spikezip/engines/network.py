@@ -5,22 +5,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from spikezip.engines.loop import equilibrium_output, run
 from spikezip.engines.run import Run
-from spikezip.engines.simulate import equilibrium_output, run
-from spikezip.engines.state import Drive, driven
+from spikezip.engines.state import Drive, Steps, driven
 from spikezip.errors import ConfigError
 from spikezip.program.batch import Batch, complete, named
 from spikezip.program.freeze import Frozen
 from spikezip.program.nodes import Site
-from spikezip.program.tree import attach, locate, tensors_in
+from spikezip.program.tree import attach, locate, tensor_at
 from spikezip.quant.config import QuantConfig
 
 
 class SpikingNetwork(nn.Module):
     """A spiking network. Called, it runs to equilibrium and returns what the quantized network returns.
 
-    Its tensors are buffers: integer weights `KEY.codes` with their `KEY.scale`, and `SITE.scale` for every layer of
-    neurons. They are read anew for every run.
+    Its tensors are buffers: integer weights `KEY.codes` with their `KEY.scale`, and `SITE.site_scale` for every layer
+    of neurons. They are read anew for every run.
     """
 
     kind = "snn"
@@ -30,8 +30,8 @@ class SpikingNetwork(nn.Module):
         self.program, self.quant_config = frozen.program, config
         self.keys = tuple(frozen.tensors)
         for key, tensor in frozen.tensors.items():
-            attach(self, self._buffer(key), tensor.detach().clone(), parameter=False)
-        self._places = {key: locate(self, self._buffer(key)) for key in self.keys}
+            attach(self, key, tensor.detach().clone(), parameter=False)
+        self._places = {key: locate(self, key) for key in self.keys}
         self.train(False)
 
     @property
@@ -41,22 +41,11 @@ class SpikingNetwork(nn.Module):
 
     def frozen(self) -> Frozen:
         """Program and tensors as they are now."""
-        return Frozen(self.program, {key: getattr(module, leaf) for key, (module, leaf) in self._places.items()})
-
-    def _buffer(self, key: str) -> str:
-        """The name of a tensor in this module. A table read in floats and on a grid has `T` and `T_grid_codes`.
-
-        A module cannot hold a tensor and a module of the same name.
-        """
-        parts = key.split(".")
-        for i in range(1, len(parts)):
-            if ".".join(parts[:i]) in self.keys:
-                return ".".join([*parts[: i - 1], "_".join(parts[i - 1 :])])
-        return key
+        return Frozen(self.program, {key: tensor_at(*place) for key, place in self._places.items()})
 
     @property
     def device(self) -> torch.device:
-        return next(iter(tensors_in(self).values())).device
+        return tensor_at(*self._places[self.keys[0]]).device
 
     def prepare(self, batch: Batch) -> dict[str, Any]:
         """The inputs of the program from a batch: complete, without labels, on the network's device."""
@@ -71,14 +60,24 @@ class SpikingNetwork(nn.Module):
         return self
 
 
-def simulate(snn: SpikingNetwork, batch: Batch, drive: Drive | None = None, **settings: Any) -> Run:
+def simulate(
+    snn: SpikingNetwork,
+    batch: Batch,
+    steps: Steps | None = None,
+    engine: str | None = None,
+    *,
+    drive: Drive | None = None,
+    **settings: Any,
+) -> Run:
     """Run a batch through a spiking network, step by step.
 
     Args:
         snn: what `spikezip.convert` made.
         batch: a dict of model inputs, or the main input alone; labels are left out.
-        drive: how it is driven: engine, steps, coding …; see `Drive`.
-        settings: fields of `Drive`, each in place of that of `drive`.
+        steps: how many, 64 if nothing else is said; or `"equilibrium"`: until nothing fires.
+        engine: `"auto"` takes what is fastest here; the spikes are the same in all.
+        drive: all settings of a run in one; see `Drive`.
+        settings: further fields of `Drive` by name, such as `coding`, `max_spike`, `stagger`, `record`.
 
     Example:
         >>> from spikezip.quant.network import quantize
@@ -92,7 +91,8 @@ def simulate(snn: SpikingNetwork, batch: Batch, drive: Drive | None = None, **se
     """
     if not isinstance(snn, SpikingNetwork):
         raise ConfigError(f"simulate takes what spikezip.convert returns, not {type(snn).__name__}")
-    return run(snn.frozen(), snn.prepare(batch), driven(drive, settings))
+    given = {name: value for name, value in (("steps", steps), ("engine", engine)) if value is not None}
+    return run(snn.frozen(), snn.prepare(batch), driven(drive, {**given, **settings}))
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ class Run:
             sample has settled; one before shows nothing.
         coding, max_spike, stagger: what the network was driven with.
         why_engine: why `engine="auto"` did not take the fastest engine; empty if it did.
+        why_no_graph: on a GPU, why the folded engine did not record its chunks as CUDA graphs; empty if it did.
     """
 
     logits: Tensor
@@ -45,6 +46,7 @@ class Run:
     max_spike: int = 1
     stagger: float = 0
     why_engine: str = ""
+    why_no_graph: str = ""
 
     @property
     def settled(self) -> bool:

@@ -73,10 +73,8 @@ def last_uses(nodes: Iterable[Node], keep: Iterable[str]) -> dict[str, tuple[str
 
 def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> dict[str, Any]:
     """The values that do not change over time, for one input."""
-    needed = {name for node in network.moving for name in node.reads} | set(network.program.returned)
-    needed |= {scale_of(node) for node in network.constant if isinstance(node, Grid)}
+    needed, free = network.program.derived(_uses_of_constants)
     values: dict[str, Any] = {}
-    free = last_uses(network.constant, needed)
     for node in network.constant:
         if isinstance(node, Input):
             values[node.name] = _as_captured(node, inputs[node.name], network.dtype)
@@ -91,6 +89,18 @@ def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> di
         for name in free.get(node.name, ()):
             del values[name]
     return {name: value for name, value in values.items() if name in needed}
+
+
+def _uses_of_constants(program: Program) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+    """The constants that are needed in every step, and when others are not needed any more."""
+    needed = {name for node in program.moving for name in node.reads} | program.returned
+    needed |= {scale_of(node) for node in program.constant if isinstance(node, Grid)}
+    return frozenset(needed), last_uses(program.constant, needed)
+
+
+def uses_of_moving(program: Program) -> dict[str, tuple[str, ...]]:
+    """Node → the values that change over time and are not needed any more in a step once it is done."""
+    return last_uses(program.moving, program.returned)
 
 
 def scale_of(node: Grid) -> str:

@@ -5,7 +5,7 @@ from spikezip.measure.complexity import complexity
 from spikezip.measure.document import Measurement
 from spikezip.measure.energy import Energy, energy
 from spikezip.measure.energy_model import EnergyModel
-from spikezip.measure.equivalence import verify
+from spikezip.measure.exactness import verify
 from spikezip.measure.exit_calibration import calibrate_exit, report_exit
 from spikezip.measure.exit_rule import ExitRule
 from spikezip.measure.exits import simulate_until_confident

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from spikezip.engines import Run
 from spikezip.measure.document import Site
 from spikezip.measure.latency import add_tallies, distribution, tally
 from spikezip.measure.plain import Plain
-from spikezip.simulate import Run
 
 Sums = tuple[int, ...]  # one number per step
 
@@ -68,7 +68,7 @@ def activity(run: Run) -> dict[str, SiteSums]:
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
         >>> qann = spikezip.quantize(transformers.ViTModel(vit), spikezip.QuantConfig(levels=8))
         >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
-        >>> run = spikezip.simulate(snn, torch.randn(2, 3, 32, 32), "equilibrium", count_neurons=True)
+        >>> run = spikezip.simulate(snn, torch.randn(2, 3, 32, 32), steps="equilibrium", count_neurons=True)
         >>> sums = activity(run)["layers.0.attention.q"]
         >>> sums.neurons, sums.net <= sums.spikes[-1], sums.silent is not None
         (80, True, True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from spikezip.errors import InputError
 from spikezip.measure.activity import Sums, add_held
 from spikezip.measure.plain import Plain
+from spikezip.program.nodes import Ref
 
 IGNORED = -100  # the label of a token that has none, in all of transformers
 TOKENS = ("ForTokenClassification", "ForMaskedLM", "ForCausalLM", "LMHeadModel")
@@ -31,7 +31,7 @@ class Head:
     names: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> "Head":
+    def of(cls, model: Any) -> "Head":
         """Example:
         >>> import transformers
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=7)
@@ -40,7 +40,9 @@ class Head:
         >>> Head.of(transformers.ViTModel(vit)).classes is None
         True
         """
-        config, name = model.config, type(model).__name__
+        config, name = getattr(model, "config", None), type(model).__name__
+        if config is None:
+            return cls(_classes(model))
         if "Classification" in name:
             several = getattr(config, "problem_type", None) == "multi_label_classification"
             if several or config.num_labels == 1:  # several answers at once; a number
@@ -176,3 +178,12 @@ def _place(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _count(hits: Tensor) -> Sums:
     return tuple(hits.flatten(1).sum(dim=1).tolist())
+
+
+def _classes(model: Any) -> int | None:
+    """The classes of a network that has no configuration: the width of its output, if that is one row per sample."""
+    program = getattr(model, "program", None)
+    if program is None or not isinstance(program.output, Ref):
+        return None
+    shape = program[program.output.name].shape
+    return shape[-1] if len(shape) == 2 and isinstance(shape[-1], int) and shape[-1] > 1 else None

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from spikezip.checkpoint.format import CERTIFICATE
 from spikezip.errors import CheckpointError
+from spikezip.files import CERTIFICATE
 
 
 @dataclass(frozen=True)

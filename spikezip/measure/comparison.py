@@ -5,34 +5,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
+from spikezip.engines import Drive, Run, SpikingNetwork
 from spikezip.errors import ConfigError
-from spikezip.execution import Execution, SiteLike, executing
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.devices import device_name
 from spikezip.measure.latency import add_tallies, distribution
 from spikezip.measure.latency import tally as count_steps
 from spikezip.measure.plain import Plain
+from spikezip.ops import rounding
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.kernels import triton_is_here
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate import Run, SpikingModel
-from spikezip.simulate.outputs import primary
-from spikezip.spiking.neuron import checking_reads
-from spikezip.version import __version__
-
-
-class Recording(Execution):
-    """The quantized network's arithmetic, remembering the codes of every site in the order of execution."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, Tensor] = {}
-
-    def codes(self, site: SiteLike, u: Tensor) -> Tensor:
-        self.seen[site.name] = super().codes(site, u)
-        return self.seen[site.name]
+from spikezip.quant.network import QuantizedNetwork
+from spikezip.version import versions
 
 
 @dataclass(frozen=True)
@@ -78,10 +64,8 @@ class Comparison(Plain):
     def exact(self) -> bool:
         return not (self.mismatches or self.output_mismatches or self.unsettled)
 
-    def certificate(
-        self, snn: SpikingModel, *, engine: str, coding: str, max_spike: int, stagger: float
-    ) -> Certificate:
-        """The result, for the network and the settings that it holds for."""
+    def certificate(self, snn: SpikingNetwork, drive: Drive) -> Certificate:
+        """The result, for the network and the settings that it holds for; `drive` names the engine that was used."""
         return Certificate(
             exact=self.exact,
             sites=self.sites,
@@ -93,10 +77,10 @@ class Comparison(Plain):
             first_mismatch=self.first,
             t_eq=asdict(distribution(self.t_eq)),
             settings={
-                "engine": engine,
-                "coding": coding,
-                "max_spike": max_spike,
-                "stagger": stagger,
+                "engine": drive.engine,
+                "coding": drive.coding,
+                "max_spike": drive.max_spike,
+                "stagger": drive.stagger,
                 "quantization": snn.quant_config.to_json(),
                 "model_class": type(snn).__name__,
                 **_environment(snn),
@@ -104,12 +88,18 @@ class Comparison(Plain):
         )
 
 
-def reference(qann: QuantizedModel, inputs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output of the quantized network, and the codes of its sites. Every synapse checks what it reads."""
-    recording = Recording()
-    with executing(recording), checking_reads():
-        output = primary(qann(**inputs))
-    return output, recording.seen
+def check_counterpart(snn: SpikingNetwork, qann: Any) -> None:
+    """Refuse what cannot be the network that `snn` was converted from."""
+    if not isinstance(qann, QuantizedNetwork):
+        raise ConfigError(f"qann is what spikezip.quantize returns, not {type(qann).__name__}")
+    sites, neurons, frozen = qann.program.sites, snn.program.sites, snn.frozen()
+    if sites.keys() != neurons.keys():
+        raise ConfigError("the QANN is another network than the one that was converted: it has other sites")
+    for name, site in neurons.items():
+        scale = rounding.representable(qann.scale(name).detach()).cpu().flatten()
+        same = torch.equal(scale, frozen.step_size(name).cpu().flatten())
+        if (sites[name].lo, sites[name].hi) != (site.lo, site.hi) or not same:
+            raise ConfigError(f"the QANN is another network than the one that was converted: {name!r} differs")
 
 
 def compare_batch(number: int, output: Tensor, codes: Mapping[str, Tensor], run: Run) -> Comparison:
@@ -149,17 +139,13 @@ def compare_batch(number: int, output: Tensor, codes: Mapping[str, Tensor], run:
     )
 
 
-def _environment(snn: SpikingModel) -> dict[str, Any]:
+def _environment(snn: SpikingNetwork) -> dict[str, Any]:
     device = snn.device
     return {
         "device": device_name(device),
-        "dtype": str(next(iter(snn.neurons.values())).scale.dtype).removeprefix("torch."),
+        "dtype": str(snn.frozen().dtype).removeprefix("torch."),
         "backend": "torch eager" + _neurons(device),
-        "versions": {
-            "spikezip": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions(),
     }
 
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from spikezip.batches import Batch
+from spikezip.engines import Run, SpikingNetwork
 from spikezip.measure.operations import operations
 from spikezip.measure.plain import Plain
 from spikezip.measure.rows import INPUT, LINEAR, MIX, SCORES, Operations
 from spikezip.measure.shapes import Layout, layout_of
-from spikezip.simulate import Run, SpikingModel
+from spikezip.program.batch import Batch
 
 NORMS = ("layernorm", "rmsnorm")
 LINEAR_GLUE = ("add", "sum")
@@ -40,7 +40,7 @@ class Complexity(Plain):
 
 
 def complexity(
-    snn: SpikingModel, run: Run, batch: Batch | None = None, counted: Operations | None = None
+    snn: SpikingNetwork, run: Run, batch: Batch | None = None, counted: Operations | None = None
 ) -> tuple[Complexity, ...]:
     """State held and operations made by each type of operator, per inference.
 
@@ -65,16 +65,17 @@ def complexity(
 
 def _aw(found: Layout, counted: Operations) -> Complexity:
     """Activation–weight products: weights and one potential per output. The input layer multiplies, once."""
-    macs = sum(linear.macs for linear in found.linears)
+    linears = [product for product in found.products if product.kind == LINEAR]
+    macs = sum(linear.macs for linear in linears)
     once = sum(layer.macs for layer in found.inputs)
-    outputs = sum(linear.outputs for linear in found.linears) + sum(layer.outputs for layer in found.inputs)
+    outputs = sum(linear.outputs for linear in linears) + sum(layer.outputs for layer in found.inputs)
     return Complexity(
         "AW product",
         "O(nd + d²)",
         "O(Tnd²)",
         "O(nd + d²)",
         "O(γnd²)",
-        weights=sum(linear.weights for linear in found.linears) + sum(layer.weights for layer in found.inputs),
+        weights=sum(linear.weights for linear in linears) + sum(layer.weights for layer in found.inputs),
         snn_state=outputs,
         qann_state=outputs,
         snn_bound=macs * counted.steps + once,
@@ -85,11 +86,12 @@ def _aw(found: Layout, counted: Operations) -> Complexity:
 
 def _aa(found: Layout, counted: Operations) -> Complexity:
     """Products of activations: the tracers of both operands, and the outputs of the mix; scores are softmax's input."""
-    macs = sum(a.score_macs + a.mix_macs for a in found.attentions)
+    pairs = [product for product in found.products if product.kind != LINEAR]
+    macs = sum(pair.macs for pair in pairs)
     # Both operands of both products fire, and SESA has a third product.
     bound = 3 * macs * counted.steps
-    held = sum(found.sites[site].neurons for a in found.attentions for site in (a.q, a.k, a.v, a.p))
-    mixed = sum(a.heads * a.queries * a.width for a in found.attentions)
+    held = sum(found.sites[operand.site].neurons for pair in pairs for operand in pair.operands)
+    mixed = sum(pair.outputs for pair in pairs if pair.kind == MIX)
     return Complexity(
         "AA product",
         "O(nd)",

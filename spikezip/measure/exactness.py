@@ -1,26 +1,20 @@
-"""Is the spiking network the quantized network? For networks that are programs."""
+"""Is the spiking network the quantized network? Codes at every site, compared with equality."""
 
-import platform
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spikezip.engines.network import SpikingNetwork
-from spikezip.engines.quantized import quantized
-from spikezip.engines.run import Run
-from spikezip.engines.simulate import find_primary, resolve_engine, run
-from spikezip.engines.state import Drive, driven
+from spikezip.engines import Drive, Run, SpikingNetwork, quantized, resolve_engine
+from spikezip.engines.loop import find_primary, run
+from spikezip.engines.state import driven
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.comparison import Comparison, compare_batch
-from spikezip.measure.devices import device_name
-from spikezip.measure.latency import distribution
 from spikezip.program.batch import Batch, as_batches
 from spikezip.quant.network import QuantizedNetwork
-from spikezip.version import __version__
 
 TO_EQUILIBRIUM = Drive(steps="equilibrium")
 
@@ -72,24 +66,4 @@ def verify(
     if not compared.samples:
         raise InputError("verify needs at least one batch")
     engine, _ = resolve_engine(found, found.program.layout, drive.engine)
-    return Certificate(
-        exact=compared.exact,
-        sites=compared.sites,
-        codes=compared.codes,
-        samples=compared.samples,
-        mismatches=compared.mismatches,
-        output_mismatches=compared.output_mismatches,
-        unsettled=compared.unsettled,
-        first_mismatch=compared.first,
-        t_eq=asdict(distribution(compared.t_eq)),
-        settings={
-            "engine": engine,
-            "coding": drive.coding,
-            "max_spike": drive.max_spike,
-            "stagger": drive.stagger,
-            "quantization": snn.quant_config.to_json(),
-            "device": device_name(found.device),
-            "dtype": str(found.dtype).removeprefix("torch."),
-            "versions": {"spikezip": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        },
-    )
+    return compared.certificate(snn, replace(drive, engine=engine))

@@ -7,22 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.batches import Batch
+from spikezip.engines import SpikingNetwork
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.exit_report import ExitReport, report_exit
 from spikezip.measure.exit_rule import ExitFound, ExitRule, confidence, ends, exit_steps, loosest_threshold
 from spikezip.measure.exit_runs import runs
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate import SpikingModel
+from spikezip.program.batch import Batch
+from spikezip.quant.network import QuantizedNetwork
 
 __all__ = ["ExitReport", "Watched", "calibrate_exit", "check_agreement", "report_exit", "watch_confidence"]
 
 
 @torch.no_grad()
 def calibrate_exit(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batches: Iterable[Batch] | Batch,
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     kind: str = "margin",
     agreement: float = 0.99,
     *,
@@ -109,9 +109,9 @@ class Watched:
 
 @torch.no_grad()
 def watch_confidence(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batches: Iterable[Batch] | Batch,
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     kind: str = "margin",
     *,
     patience: int = 1,

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spikezip.engines import Run, SpikingNetwork
 from spikezip.measure.energy import energy
 from spikezip.measure.energy_model import EnergyModel
 from spikezip.measure.operations import operations
-from spikezip.simulate import Run, SpikingModel
 
 
 def joules_by_step(
-    snn: SpikingModel, run: Run, inputs: dict[str, Any], energy_model: EnergyModel | None = None
+    snn: SpikingNetwork, run: Run, inputs: dict[str, Any], energy_model: EnergyModel | None = None
 ) -> Tensor:
     """Joules that each sample has taken up to and with each step, `[T, B]`; memory traffic aside.
 
@@ -27,7 +27,7 @@ def joules_by_step(
         >>> qann = spikezip.quantize(transformers.ViTForImageClassification(vit))
         >>> batch = {"pixel_values": torch.randn(2, 3, 32, 32)}
         >>> snn = spikezip.convert(spikezip.calibrate(qann, batch))
-        >>> run = spikezip.simulate(snn, batch, "equilibrium", record=sites_to_record(snn))
+        >>> run = spikezip.simulate(snn, batch, steps="equilibrium", record=sites_to_record(snn))
         >>> joules = joules_by_step(snn, run, batch)
         >>> whole = energy(operations(snn, run, batch)).snn.total  # of the batch; sums in another order
         >>> joules.shape == (run.steps, 2), abs(float(joules[-1].mean()) / whole - 1) < 1e-12

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.batches import Batch
+from spikezip.engines import SpikingNetwork
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.certificate import summarize_t_eq
 from spikezip.measure.energy_model import EnergyModel
@@ -15,8 +15,8 @@ from spikezip.measure.exit_energy import joules_by_step
 from spikezip.measure.exit_rule import ExitRule, ends, exit_steps
 from spikezip.measure.exit_runs import Seen, runs
 from spikezip.measure.plain import Plain
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate import SpikingModel
+from spikezip.program.batch import Batch
+from spikezip.quant.network import QuantizedNetwork
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class ExitReport(Plain):
 
 
 def report_exit(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batches: Iterable[Batch] | Batch,
     rule: ExitRule,
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     *,
     engine: str = "auto",
     max_steps: int | None = None,
@@ -94,10 +94,10 @@ def report_exit(
 
 @torch.no_grad()
 def report_exits(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batches: Iterable[Batch] | Batch,
     rules: Sequence[ExitRule],
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     *,
     engine: str = "auto",
     max_steps: int | None = None,

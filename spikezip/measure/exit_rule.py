@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spikezip.engines import Run
 from spikezip.errors import ConfigError
 from spikezip.measure.plain import Plain
-from spikezip.simulate import Run
 
 KINDS = ("margin", "entropy")
 

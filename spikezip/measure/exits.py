@@ -1,20 +1,17 @@
-"""Confidence exit: a sample leaves the batch once its answer is settled, and costs nothing from then on."""
+"""Confidence exit: a sample leaves once its answer is settled, and is not counted from then on."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from spikezip.batches import Batch
+from spikezip.engines import Drive, SpikingNetwork
+from spikezip.engines.engine import Engine
+from spikezip.engines.loop import check_finite, chunks, make_engine, primary, step_limit
 from spikezip.errors import ConfigError
-from spikezip.execution import executing
 from spikezip.measure.answers import Head
 from spikezip.measure.exit_rule import ExitRule
-from spikezip.simulate import SpikingModel
-from spikezip.simulate.drive import check_finite, chunks, start, step_limit
-from spikezip.simulate.engine import rows_of
-from spikezip.simulate.outputs import primary
+from spikezip.program.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Exits:
 
 @torch.no_grad()
 def simulate_until_confident(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batch: Batch,
     rule: ExitRule,
     engine: str = "auto",
@@ -59,12 +56,11 @@ def simulate_until_confident(
     chunk: int | None = None,
     max_steps: int | None = None,
 ) -> Exits:
-    """Run a batch until every sample has left by the rule, or has settled.
+    """Run a batch until every sample has left by the rule, or is at equilibrium.
 
-    Samples that are done leave the batch. The others do not notice: with weights on the grid each bit is as without.
-    The folded and the event engine look after each chunk of steps, the spike engine after each step; `chunk` sets
-    another number. (When samples leave, the event engine writes its pass down again, once for each size of batch.)
-    A sample that was done within a chunk is counted up to its own step.
+    What is returned for a sample is what it would be alone. The folded and the event engine look after each chunk of
+    steps, the spike engine after each step; `chunk` sets another number. A sample that was done within a chunk is
+    counted up to its own step. The batch goes on until its last sample has left.
 
     Example:
         >>> import spikezip, torch, transformers
@@ -76,81 +72,51 @@ def simulate_until_confident(
         (tensor([2, 2]), tensor([True, True]))
     """
     check_head(snn)
-    prepared, driver = start(snn, batch, engine, rule.coding, rule.max_spike, rule.stagger)
-    limit = step_limit(snn, "equilibrium", max_steps, driver.settings)
-    inputs, device = prepared.inputs, snn.device
-    here = torch.arange(prepared.size, device=device)  # the samples in the batch, by their number
-    inside = torch.ones_like(here, dtype=torch.bool)  # and which of them have not left yet
-    streak = torch.zeros_like(here)
-    steps, confident = torch.zeros_like(here), torch.zeros_like(inside)
+    chunk = 1 if chunk is None and engine == "spike" else chunk
+    drive = Drive(
+        engine, "equilibrium", rule.coding, rule.max_spike, rule.stagger, chunk=chunk, max_steps=max_steps
+    )  # fmt: skip
+    driver, _ = make_engine(snn.frozen(), snn.prepare(batch), drive)
+    limit = step_limit(driver)
+    inside = torch.ones(driver.batch, dtype=torch.bool, device=snn.device)  # the samples that have not left yet
+    streak, steps = torch.zeros_like(inside, dtype=torch.int64), torch.zeros_like(inside, dtype=torch.int64)
+    confident = torch.zeros_like(inside)
     logits: Tensor | None = None
     counts: list[Tensor] = []  # [n, sites, B] of each chunk
-    neurons: dict[str, int] = {}
-    with executing(driver):
-        for n in chunks(limit, 1 if chunk is None and engine == "spike" else chunk, driver):
-            before, advances = driver.done, _advances(driver)
-            outputs = check_finite(primary(driver.advance(snn.network, inputs, n)))  # [n, b, classes]
-            at, streak = rule.follow(rule.met(outputs), streak, before)
-            last_spike = driver.last_spike()
-            end = torch.where(driver.settled(last_spike), (last_spike + 1).clamp(min=driver.free_from), 0)
-            end = torch.where((end == 0) & (driver.done >= limit), limit, end)
-            early = (at > 0) & ((end == 0) | (at <= end))
-            left = torch.where(early, at, end)  # 0 for those that stay
-            gone = (left > 0) & inside
-
-            logits = outputs.new_zeros(prepared.size, outputs.shape[-1]) if logits is None else logits
-            logits[here[gone]] = outputs[left[gone] - 1 - before, gone.nonzero()[:, 0]]
-            steps[here[gone]], confident[here[gone]] = left[gone], early[gone]
-            numbers = torch.arange(before + 1, driver.done + 1, device=device)[:, None]
-            counted = inside & (~gone | (numbers <= left))
-            fired = torch.stack([torch.cat(chunks[advances:]) for chunks in driver.spike_counts.values()], dim=1)
-            whole = torch.zeros(n, fired.shape[1], prepared.size, dtype=torch.int64, device=device)
-            whole[:, :, here[inside]] = (fired * counted[:, None])[:, :, inside].to(torch.int64)
-            counts.append(whole)
-            neurons = neurons or {site: codes.numel() // len(here) for site, codes in driver.tracers.items()}
-            inside &= ~gone
-            if not bool(inside.any()):
-                break
-            staying = _staying(inside)
-            if len(staying) < len(here):
-                inputs = {name: _rows(value, staying, len(here)) for name, value in inputs.items()}
-                here, inside, streak = here[staying], inside[staying], streak[staying]
-                driver.select(staying)
+    for n in chunks(limit, driver):
+        before, advances = driver.state.done, _advances(driver)
+        outputs = check_finite(torch.cat([primary(output, driver) for output in driver.advance(n)]))  # [n, B, classes]
+        at, streak = rule.follow(rule.met(outputs), streak, before)
+        last_spike = driver.last_spike()
+        end = torch.where(driver.at_equilibrium(last_spike), (last_spike + 1).clamp(min=driver.free_from), 0)
+        end = torch.where((end == 0) & (driver.state.done >= limit), limit, end)
+        early = (at > 0) & ((end == 0) | (at <= end))
+        left = torch.where(early, at, end)  # 0 for those that stay
+        gone = (left > 0) & inside
+        logits = torch.zeros_like(outputs[0]) if logits is None else logits
+        logits[gone] = outputs[left[gone] - 1 - before, gone.nonzero()[:, 0]]
+        steps[gone], confident[gone] = left[gone], early[gone]
+        numbers = torch.arange(before + 1, driver.state.done + 1, device=snn.device)[:, None]
+        counted = inside & (~gone | (numbers <= left))
+        fired = torch.stack([torch.cat(pieces[advances:]) for pieces in driver.recording.counts.values()], dim=1)
+        counts.append((fired * counted[:, None]).to(torch.int64))
+        inside &= ~gone
+        if not bool(inside.any()):
+            break
     assert logits is not None
     over_time = torch.cat(counts)[: int(steps.max())]
-    spike_counts = dict(zip(driver.spike_counts, over_time.unbind(dim=1), strict=True))
+    spike_counts = dict(zip(driver.recording.counts, over_time.unbind(dim=1), strict=True))
+    neurons = {name: driver.neurons(site) for name, site in driver.program.sites.items()}
     return Exits(logits, steps, confident, spike_counts, neurons)
 
 
-def _advances(driver: Any) -> int:
-    return max((len(chunks) for chunks in driver.spike_counts.values()), default=0)
+def _advances(driver: Engine) -> int:
+    return max((len(pieces) for pieces in driver.recording.counts.values()), default=0)
 
 
-def _staying(inside: Tensor) -> Tensor:
-    """The rows to go on with: of samples that have not left, on a GPU filled up to a power of two with others.
-
-    There few sizes of batch are better than small ones: for each, a chunk of steps is recorded once.
-
-    Example:
-        >>> _staying(torch.tensor([True, False, True, True]))
-        tensor([0, 2, 3])
-    """
-    rows = inside.nonzero()[:, 0]
-    if not inside.is_cuda:
-        return rows
-    size = min(1 << (len(rows) - 1).bit_length(), len(inside))
-    return torch.cat([rows, (~inside).nonzero()[: size - len(rows), 0]])
-
-
-def _rows(value: Any, samples: Tensor, batch: int) -> Any:
-    """An input of the samples that stay; what the batch shares stays as it is."""
-    shared = not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != batch
-    return value if shared else rows_of(value, samples, batch)
-
-
-def check_head(snn: SpikingModel) -> Head:
+def check_head(snn: SpikingNetwork) -> Head:
     """A network that gives one answer per sample, or an error."""
-    if not isinstance(snn, SpikingModel):
+    if not isinstance(snn, SpikingNetwork):
         raise ConfigError(f"a confidence exit takes what spikezip.convert returns, not {type(snn).__name__}")
     head = Head.of(snn)
     if head.classes is None or head.per_token:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spikezip.batches import Batch
 from spikezip.errors import CheckpointError, ConfigError, InputError
 from spikezip.measure.processes import Processes
 from spikezip.measure.tally import Tally
+from spikezip.program.batch import Batch
 
 FORMAT, VERSION = "spikezip-measurement-state", 2  # 2: with the comparison
 RESULT = "measurement.json"

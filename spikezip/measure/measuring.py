@@ -1,45 +1,44 @@
 """The verb `measure`: a data set through the spiking network, batch by batch, and all its numbers as one document."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import nn
 
-from spikezip.batches import Batch
+from spikezip.engines import Drive, SpikingNetwork, resolve_engine
+from spikezip.engines.state import driven
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.answers import Head
 from spikezip.measure.certificate import Certificate
+from spikezip.measure.comparison import check_counterpart
 from spikezip.measure.devices import device_name
 from spikezip.measure.document import Data, Measurement, Settings
 from spikezip.measure.energy import EnergyModel
 from spikezip.measure.journal import RESULT, Journal, fingerprint
 from spikezip.measure.one_batch import OneBatch, evaluating, labels_of
 from spikezip.measure.processes import Processes
-from spikezip.measure.summary import costs, model_facts, numbers, versions
+from spikezip.measure.summary import costs, model_facts, numbers
 from spikezip.measure.tally import Tally
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate import SpikingModel
-from spikezip.simulate.drive import Steps, chosen
+from spikezip.program.batch import Batch, as_batches
+from spikezip.quant.network import QuantizedNetwork
+from spikezip.version import versions
+
+TO_EQUILIBRIUM = Drive(steps="equilibrium")
+# What a measurement that is resumed must have in common with the one that was stopped; the rest changes speed only.
+IDENTITY = ("steps", "engine", "coding", "max_spike", "stagger", "max_steps")
 
 
 @torch.no_grad()
 def measure(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batches: Iterable[Batch] | Batch,
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     *,
-    steps: Steps = "equilibrium",
-    engine: str = "auto",
-    coding: str = "analog",
-    max_spike: int = 1,
-    stagger: float = 0,
-    chunk: int | None = None,
-    max_steps: int | None = None,
-    float_model: PreTrainedModel | None = None,
+    drive: Drive = TO_EQUILIBRIUM,
+    float_model: nn.Module | None = None,
     energy_model: EnergyModel | None = None,
     certificate: Certificate | None = None,
     device: torch.device | str | None = None,
@@ -51,6 +50,7 @@ def measure(
     data: str | None = None,
     source: str | None = None,
     command: str | None = None,
+    **settings: Any,
 ) -> Measurement:
     """Run a data set through a spiking network and put down what happened.
 
@@ -64,7 +64,7 @@ def measure(
             compared with its codes, as `verify` does: the document has a certificate. With a fixed number of steps it
             has one only if every sample settled in them: before that, codes are not final. Left out, agreement is with
             the spiking network when it has settled, which is the same if `verify` says so.
-        steps, engine, coding, max_spike, stagger, chunk, max_steps: as for `simulate`.
+        drive: how the network is driven, by default to equilibrium; fields of `Drive` may also be given by name.
         float_model: the network before quantization; its accuracy on the same samples stands beside.
         energy_model: energies per operation; by default those of 45 nm that the paper uses.
         certificate: what `verify` said, for a document without `qann`; with it, this run says it.
@@ -85,15 +85,16 @@ def measure(
         (2, 1.0, True)
     """
     networks = {"snn": snn, "qann": qann, "float": float_model}
-    options = {"coding": coding, "max_spike": max_spike, "stagger": stagger, "max_steps": max_steps, "chunk": chunk}
+    drive = driven(drive, settings)
     _check_networks(snn, qann, float_model)
     if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
         raise ConfigError(f"save_every={save_every!r}: a whole number of batches from 1 is needed")
     if device is not None:
         for network in filter(None, networks.values()):
             network.to(device)
-    engine = chosen(snn, engine)  # by the device it is on now
-    stream: Any = [batches] if isinstance(batches, (Mapping, Tensor)) else batches
+    engine, _ = resolve_engine(snn.frozen(), snn.program.layout, drive.engine)  # by the device it is on now
+    drive = replace(drive, engine=engine)
+    stream: Any = as_batches(batches)
     head = Head.of(snn)
     if isinstance(stream, Sequence):  # everything is at hand: look at all labels before any work
         for number, batch in enumerate(stream):
@@ -103,11 +104,11 @@ def measure(
         identity: dict[str, Any] = {}
         if folder is not None:
             identity = {key: None if network is None else fingerprint(network) for key, network in networks.items()}
-            identity |= {"data": data, "device": device_name(snn.device), "steps": steps, "engine": engine, **options}
-            del identity["chunk"]  # it changes nothing but speed
+            driven_by = {f.name: getattr(drive, f.name) for f in fields(drive) if f.name in IDENTITY}
+            identity |= {"data": data, "device": device_name(snn.device), **driven_by}
         path = None if folder is None else Path(folder)
         journal = Journal(path, identity, processes, resume=resume, every=save_every)
-    one = OneBatch(snn, qann, float_model, head, steps, engine, options)
+    one = OneBatch(snn, qann, float_model, head, drive)
     with processes.together(), evaluating(qann, float_model):
         try:
             for batch, digest in journal.remaining(processes.share(stream)):
@@ -123,15 +124,13 @@ def measure(
     if qann is not None:
         assert whole.comparison is not None  # there is a batch
         certificate = None
-        if steps == "equilibrium" or not whole.comparison.unsettled:
-            certificate = whole.comparison.certificate(
-                snn, engine=engine, coding=coding, max_spike=max_spike, stagger=stagger
-            )
+        if drive.steps == "equilibrium" or not whole.comparison.unsettled:
+            certificate = whole.comparison.certificate(snn, drive)
     measurement = Measurement(
         name=name or f"{type(snn).__name__}, {snn.quant_config.levels} levels",
         model=model_facts(snn, whole, source),
         data=Data(data, whole.samples, head.classes, head.names),
-        settings=Settings(steps, engine, coding, max_spike, float(stagger)),
+        settings=Settings(drive.steps, engine, drive.coding, drive.max_spike, float(drive.stagger)),
         device=device_name(snn.device),
         **numbers(whole, head, with_qann=qann is not None, with_float=float_model is not None),
         **costs(whole, energy_model),
@@ -146,19 +145,9 @@ def measure(
 
 def _check_networks(snn: Any, qann: Any, float_model: Any) -> None:
     """What cannot be each other's counterpart is refused before any work."""
-    if not isinstance(snn, SpikingModel):
+    if not isinstance(snn, SpikingNetwork):
         raise ConfigError(f"measure takes what spikezip.convert returns, not {type(snn).__name__}")
     if float_model is not None and Head.of(float_model).classes != Head.of(snn).classes:
         raise ConfigError("the float model has another head than the spiking network")
-    if qann is None:
-        return
-    if not isinstance(qann, QuantizedModel):
-        raise ConfigError(f"qann is the quantized network, not {type(qann).__name__}")
-    sites, neurons = qann.sites, snn.neurons
-    if type(qann).__name__ != type(snn).__name__ or sites.keys() != neurons.keys():
-        raise ConfigError("the QANN is another network than the one that was converted: it has other sites")
-    for name, neuron in neurons.items():
-        site = sites[name]
-        same = torch.equal(site.step_size.cpu(), neuron.step_size.cpu())
-        if (site.lo, site.hi) != (neuron.lo, neuron.hi) or not same:
-            raise ConfigError(f"the QANN is another network than the one that was converted: {name!r} differs")
+    if qann is not None:
+        check_counterpart(snn, qann)

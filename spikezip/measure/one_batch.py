@@ -1,60 +1,51 @@
 """One batch through the networks, as a tally."""
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
-from spikezip.batches import Batch, prepare
+from spikezip.engines import Drive, SpikingNetwork, quantized, simulate
+from spikezip.engines.loop import find_primary
 from spikezip.errors import InputError
 from spikezip.measure.activity import activity
 from spikezip.measure.answers import Head, answers
-from spikezip.measure.comparison import compare_batch, reference
+from spikezip.measure.comparison import compare_batch
 from spikezip.measure.complexity import complexity
 from spikezip.measure.latency import tally as count_steps
 from spikezip.measure.operations import operations, sites_to_record
 from spikezip.measure.tally import Tally
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate import SpikingModel, simulate
-from spikezip.simulate.drive import Steps
-from spikezip.simulate.outputs import primary
+from spikezip.program.batch import Batch
+from spikezip.quant.network import QuantizedNetwork
 
 
 @dataclass(frozen=True)
 class OneBatch:
     """What is done with each batch."""
 
-    snn: SpikingModel
-    qann: QuantizedModel | None
-    float_model: PreTrainedModel | None
+    snn: SpikingNetwork
+    qann: QuantizedNetwork | None
+    float_model: nn.Module | None
     head: Head
-    steps: Steps
-    engine: str
-    options: dict[str, Any]
+    drive: Drive
 
     def tally(self, batch: Batch, number: int, before: Tally) -> Tally:
         labels = labels_of(self.head, self.snn, batch, number)
         if before.batches and (labels is not None) != bool(before.labelled):
             raise InputError(f"batch {number}: some batches have labels and some have none")
-        inputs = prepare(self.snn, batch).inputs
-        run = simulate(
-            self.snn,
-            inputs,
-            self.steps,
-            self.engine,
-            count_neurons=True,
-            record=sites_to_record(self.snn, inputs),
-            **self.options,
-        )
+        inputs = self.snn.prepare(batch)
+        drive = replace(self.drive, count_neurons=True, record=sites_to_record(self.snn, inputs))
+        run = simulate(self.snn, inputs, drive=drive)
         said = compared = float_said = None
         if self.qann is not None:
-            said, codes = reference(self.qann, prepare(self.qann, batch).inputs)
+            output, codes = quantized(self.qann.frozen(), self.qann.prepare(batch))
+            said = find_primary(output)
             compared = compare_batch(number, said, codes, run)
         if self.float_model is not None:
-            float_said = primary(self.float_model(**prepare(self.float_model, batch).inputs))
+            floats = {k: v for k, v in inputs.items() if k in inputs_of(self.float_model)}
+            float_said = find_primary(self.float_model(**floats))
         counted = operations(self.snn, run, inputs)
         rows = () if before.complexity else complexity(self.snn, run, inputs, counted)
         return Tally(
@@ -71,18 +62,24 @@ class OneBatch:
         )
 
 
-def labels_of(head: Head, model: PreTrainedModel, batch: Batch, number: int) -> Tensor | None:
+def inputs_of(model: nn.Module) -> Collection[str]:
+    """The names of what a model takes."""
+    return inspect.signature(type(model).forward).parameters.keys()
+
+
+def labels_of(head: Head, snn: SpikingNetwork, batch: Batch, number: int) -> Tensor | None:
     """The labels of a batch, checked against the head; None if it has none, or there is nothing to choose."""
     if not isinstance(batch, Mapping):
         return None
     labels = next((batch[key] for key in ("labels", "label") if key in batch), None)
-    main = batch.get(model.main_input_name)
-    samples = len(main) if isinstance(main, Tensor) and main.ndim else None  # None: the run will say what is wrong
+    name, dim = snn.program.symbols.get(snn.program.batch or "", (snn.program.inputs[0].name, 0))
+    main = batch.get(name)
+    samples = main.shape[dim] if isinstance(main, Tensor) and main.ndim else None  # None: the run says what is wrong
     return head.check_labels(labels, batch, samples, f"batch {number}")
 
 
 @contextmanager
-def evaluating(*networks: PreTrainedModel | None) -> Iterator[None]:
+def evaluating(*networks: nn.Module | None) -> Iterator[None]:
     """Networks in `eval()` inside the block, and as they were after it."""
     there = [network for network in networks if network is not None]
     were = [network.training for network in there]

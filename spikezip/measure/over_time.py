@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spikezip.engines import Run
 from spikezip.measure.activity import SiteSums, Sums, activity, add_held, held
 from spikezip.measure.answers import AnswerSums, Head, answers
 from spikezip.measure.certificate import summarize_t_eq
-from spikezip.simulate import Run
 
 
 def shown_steps(last: int) -> list[int]:

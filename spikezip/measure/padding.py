@@ -5,8 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spikezip.measure.shapes import AttentionShape, Layout, LinearShape
-from spikezip.simulate import Run
+from spikezip.engines import Run
+from spikezip.measure.shapes import Finder, Layout, Operand, derivative
+from spikezip.program.freeze import Frozen
+from spikezip.program.nodes import Node
+from spikezip.program.sizes import Size, bind
+
+ATTENTION_MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
@@ -15,16 +20,18 @@ class Padding:
 
     Attributes:
         mask: `[B', tokens]`, 1 for real tokens; B' is the batch, or more where a sample holds several texts.
-        spikes: site → spikes of each neuron over the run, `[B', …]`.
+        spikes: site → spikes of each neuron over the run.
     """
 
+    finder: Finder
     mask: Tensor
     spikes: dict[str, Tensor]
 
     @classmethod
-    def of(cls, layout: Layout, run: Run, mask: Tensor | None) -> "Padding | None":
+    def of(cls, network: Frozen, layout: Layout, run: Run, mask: Tensor | None) -> "Padding | None":
         """None if nothing says which tokens are real, or if neurons were not counted."""
-        if mask is None:
+        program = layout.program
+        if mask is None or mask.ndim < 2 or ATTENTION_MASK not in program or program.batch is None:
             return None
         spikes = {}
         for site in layout.sites:
@@ -34,36 +41,36 @@ class Padding:
                 spikes[site] = run.trains[site].cpu().to(torch.int64).abs().sum(dim=0)
             else:
                 return None
-        by_text = mask.reshape(-1, mask.shape[-1]).to(torch.int64)
-        queries = [tuple(spikes[a.q].shape) for a in layout.attentions]
-        if any((shape[0], shape[2]) != tuple(by_text.shape) for shape in queries):
-            return None  # a mask of another form, which does not say of tokens whether they are there
-        return cls(by_text, spikes)
+        sizes = {**layout.sizes, program.batch: len(run.t_eq)}
+        return cls(Finder(network, sizes), mask.reshape(-1, mask.shape[-1]).to(torch.float64), spikes)
 
-    def linear(self, shape: LinearShape) -> tuple[int, int]:
-        """Spikes of real tokens that arrive at a product with weights, and their accumulates.
+    def real(self, node: Node) -> Tensor:
+        """1 for the elements of a value that belong to real tokens only, 0 for the others; it can be broadcast."""
+        program, sizes = self.finder.program, self.finder.sizes
+        tokens = program[ATTENTION_MASK].shape[-1]
+        batch = [d for d, s in enumerate(node.shape) if isinstance(s, Size) and program.batch in s.symbols]
+        real = torch.ones([1] * len(node.shape), dtype=torch.float64)
+        if not batch or bind(node.shape[batch[0]], sizes) != len(self.mask):
+            return real
+        for dim, size in enumerate(node.shape):
+            if size == tokens and dim != batch[0]:
+                shape = [1] * len(node.shape)
+                shape[batch[0]], shape[dim] = self.mask.shape
+                real = real * (self.mask if batch[0] < dim else self.mask.T).reshape(shape)
+        return real
 
-        The source is `[B', tokens, …]`, or has no tokens any more.
-        """
-        spikes = self.spikes[shape.source]
-        if shape.read is not None:
-            spikes = (spikes.reshape(-1, shape.read.numel()) * shape.read).reshape(spikes.shape)
-        if spikes.ndim > 2 and spikes.shape[:2] == self.mask.shape:
-            spikes = spikes * self.mask.view(*self.mask.shape, *[1] * (spikes.ndim - 2))
-        return int(spikes.sum()), int(spikes.sum()) * shape.out_features
+    def count(self, operand: Operand) -> tuple[int, int]:
+        """Spikes of real tokens that arrive at a product, and the accumulates that they take among real tokens."""
+        node, site = self.finder.program[operand.product], self.finder.program.sites[operand.site]
+        names = [name for name in node.reads[:2] if operand.site in _roots(self.finder, name)]
+        device = self.finder.network.device
+        cost = derivative(node, names[0], site, self.finder, lambda n: self.real(n).to(device))
+        spikes = self.spikes[operand.site] * self.real(site).to(torch.int64)
+        return int(spikes[cost > 0].sum()), int((spikes * cost).sum())
 
-    def attention(self, a: AttentionShape) -> dict[str, tuple[int, int]]:
-        """Product of SESA → spikes of real tokens, and the accumulates they cost among real tokens."""
-        real = self.mask.sum(dim=1)  # queries and keys of a text
-        by_token = self.mask[:, None, :, None]
-        q, k, v = ((self.spikes[site] * by_token).flatten(1).sum(dim=1) for site in (a.q, a.k, a.v))
-        p = (self.spikes[a.p] * by_token * self.mask[:, None, None, :]).flatten(1).sum(dim=1)
-        costs = {
-            "S_Q·K": (k, real * a.groups),
-            "Q·S_K": (q, real),
-            "Q·K": (q, real),
-            "S_P·V": (v, real * a.groups),
-            "P·S_V": (p, torch.full_like(real, a.width)),
-            "P·V": (p, torch.full_like(real, a.width)),
-        }
-        return {f"{a.name}.{row}": (int(s.sum()), int((s * fan).sum())) for row, (s, fan) in costs.items()}
+
+def _roots(finder: Finder, name: str) -> tuple[str, ...]:
+    from spikezip.program.analysis import source
+
+    found = source(finder.program, name)
+    return () if found is None else (found.name,)

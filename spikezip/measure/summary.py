@@ -1,19 +1,17 @@
 """From sums to the document: shares, means, distributions, energies."""
 
-import platform
+import math
 from typing import Any
 
-import torch
-import transformers
-
+from spikezip.engines import SpikingNetwork
 from spikezip.measure import document
 from spikezip.measure.activity import Sums, add_held, held, per_step
 from spikezip.measure.answers import Head
 from spikezip.measure.energy import EnergyModel, energy
 from spikezip.measure.latency import POINTS, distribution, take_off, within
 from spikezip.measure.tally import Tally
-from spikezip.simulate import SpikingModel
-from spikezip.version import __version__
+from spikezip.program.nodes import Weight
+from spikezip.program.sizes import bind
 
 
 def numbers(tally: Tally, head: Head, *, with_qann: bool, with_float: bool) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def costs(tally: Tally, model: EnergyModel | None) -> dict[str, Any]:
     }
 
 
-def model_facts(snn: SpikingModel, tally: Tally, source: str | None) -> document.Model:
+def model_facts(snn: SpikingNetwork, tally: Tally, source: str | None) -> document.Model:
     return document.Model(
         class_=type(snn).__name__,
         parameters=parameters(snn),
@@ -75,18 +73,11 @@ def model_facts(snn: SpikingModel, tally: Tally, source: str | None) -> document
     )
 
 
-def parameters(snn: SpikingModel) -> int:
+def parameters(snn: SpikingNetwork) -> int:
     """Weights and biases, without scales: as many as the float model has (tied weights lie apart in an SNN: twice)."""
-    return sum(value.numel() for name, value in snn.state_dict().items() if not name.endswith("scale"))
-
-
-def versions() -> dict[str, str]:
-    return {
-        "spikezip": __version__,
-        "torch": str(torch.__version__),
-        "transformers": str(transformers.__version__),
-        "python": platform.python_version(),
-    }
+    weights = {node.key: node for node in snn.program.nodes if isinstance(node, Weight)}
+    counted = (node for node in weights.values() if node.trained or node.bits is not None)  # the rest was computed
+    return sum(math.prod(bind(size, {}) for size in node.shape) for node in counted)
 
 
 def _curve(counts: Sums, whole: int, steps: int) -> tuple[float, ...] | None:

@@ -7,7 +7,7 @@ from itertools import accumulate, product
 import torch
 from torch import Tensor
 
-from spikezip.batches import Batch, prepare
+from spikezip.engines import Drive, Run, SpikingNetwork, resolve_engine, simulate
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.activity import Sums, add_held
 from spikezip.measure.answers import AnswerSums, Head, answers
@@ -15,8 +15,8 @@ from spikezip.measure.energy import EnergyModel, energy
 from spikezip.measure.one_batch import labels_of
 from spikezip.measure.operations import Operations, operations, sites_to_record
 from spikezip.measure.plain import Plain
-from spikezip.simulate import Run, SpikingModel, simulate
-from spikezip.simulate.drive import check_drive, chosen
+from spikezip.measure.shapes import check_snn
+from spikezip.program.batch import Batch, as_batches, sample_count
 
 COSTS = ("energy", "spikes")
 STAGGERS = (0, 0.25, 0.5, 1)
@@ -95,7 +95,7 @@ class Tuning(Plain):
 
 @torch.no_grad()
 def tune(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batches: Iterable[Batch] | Batch,
     staggers: Sequence[float] = STAGGERS,
     max_spikes: Sequence[int] = MAX_SPIKES,
@@ -135,14 +135,15 @@ def tune(
         if isinstance(grid, (str, int, float)) or not len(grid):
             raise ConfigError(f"{name}={grid!r}: a list of values to try is needed")
     for stagger, max_spike in product(staggers, max_spikes):
-        check_drive(snn, engine, coding, max_spike, stagger)
-    engine = chosen(snn, engine)
+        Drive(engine=engine, coding=coding, max_spike=max_spike, stagger=stagger)
+    check_snn(snn)
+    engine, _ = resolve_engine(snn.frozen(), snn.program.layout, engine)
     head = Head.of(snn)
     _check_agreement(agreement, head, snn)
-    data = [batches] if isinstance(batches, (dict, Tensor)) else list(batches)  # every trial goes through all of it
+    data = list(as_batches(batches))  # every trial goes through all of it
     if not data:
         raise InputError("there is no data: at least one batch is needed")
-    samples = sum(prepare(snn, batch).size for batch in data)
+    samples = sum(sample_count(snn.program, snn.prepare(batch)) for batch in data)
 
     pairs = list(dict.fromkeys(product(map(float, staggers), max_spikes)))
     tuning = Tuning(cost, agreement, samples, engine, coding, len(pairs))
@@ -151,11 +152,10 @@ def tune(
         sums = _Sums(head, energy_model or EnergyModel())
         for number, batch in enumerate(data):
             labels = labels_of(head, snn, batch, number)
-            inputs = prepare(snn, batch).inputs
+            inputs = snn.prepare(batch)
             record = sites_to_record(snn, inputs) if cost == "energy" else ()
-            run = simulate(
-                snn, inputs, "equilibrium", engine, coding=coding, max_spike=max_spike, stagger=stagger, record=record
-            )
+            drive = Drive(engine, "equilibrium", coding, max_spike, stagger, record=record)
+            run = simulate(snn, inputs, drive=drive)
             sums.add(run, labels, inputs.get("attention_mask"))
             if cost == "energy":
                 counted = operations(snn, run, inputs)
@@ -169,7 +169,7 @@ def tune(
     return tuning
 
 
-def _check_agreement(agreement: float | None, head: Head, snn: SpikingModel) -> None:
+def _check_agreement(agreement: float | None, head: Head, snn: SpikingNetwork) -> None:
     if agreement is None:
         return
     if isinstance(agreement, bool) or not isinstance(agreement, (int, float)) or not 0 < agreement <= 1:

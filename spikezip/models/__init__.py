@@ -1,6 +1,6 @@
-"""Where a float model enters: site tables (data, not code), the attention function, coverage."""
+"""Networks of other libraries in and out: quantize, convert, save, load."""
 
-from spikezip.models.coverage import Coverage, coverage
-from spikezip.models.tables import TABLES, find_table
+from spikezip.models.folders import load, locate, save
+from spikezip.models.networks import convert, quantize
 
-__all__ = ["TABLES", "Coverage", "coverage", "find_table"]
+__all__ = ["convert", "load", "locate", "quantize", "save"]

@@ -20,6 +20,7 @@ _PADDING = 3  # tokens of padding at the end of the second sample
 _IMAGE = 224  # for networks that take any size, which a program does not
 _FEATURES = 25  # frames that a speech model gets
 _VOCABULARY = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
+_CHOICES = 4  # texts a sample where one of them is to be chosen; a program takes as many as its example has
 _WAVE = 4000  # samples of sound where the configuration does not tell the stride
 
 
@@ -49,6 +50,8 @@ def example_inputs(model: Any) -> dict[str, Tensor]:
         raise ConfigError(
             f"{type(model).__name__} takes {what}, whose shape its configuration does not tell: {_REMEDY}"
         )
+    if type(model).__name__.endswith("ForMultipleChoice"):  # several texts a sample
+        found = {k: v[:, None].expand(-1, _CHOICES, *v.shape[1:]).clone() for k, v in found.items()}
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     return {k: v.to(model.device, dtype if v.is_floating_point() else v.dtype) for k, v in found.items()}
 
@@ -101,11 +104,16 @@ class _Maker:
     def whole(self, most: int, *shape: int, least: int = 0) -> Tensor:
         return torch.randint(least, max(most, least + 1), shape, generator=self.random)
 
-    def ids(self, length: int) -> Tensor:
-        """Words from the middle of the smallest vocabulary: special ones tend to stand at the ends."""
+    @property
+    def vocabulary(self) -> int:
+        """The size of the smallest one."""
         self.need(*_VOCABULARY)
         found = (getattr(config, name, None) for config in self.configs for name in _VOCABULARY)
-        size = min(size for size in found if isinstance(size, int))
+        return min(size for size in found if isinstance(size, int))
+
+    def ids(self, length: int) -> Tensor:
+        """Words from the middle of the smallest vocabulary: special ones tend to stand at the ends."""
+        size = self.vocabulary
         return self.whole(max(size * 3 // 4, 1), SAMPLES, length, least=size // 4)
 
     def mask(self, length: int, padding: int = _PADDING) -> Tensor:
@@ -133,10 +141,10 @@ class _Maker:
             return None
         ids, mask = self.ids(self.tokens), self.mask(self.tokens)
         end = _first(self.get("eos_token_id"))
-        if end is not None:  # some heads read the end of the sentence
+        if end is not None and end < self.vocabulary:  # some heads read the end of the sentence
             ids[torch.arange(SAMPLES), mask.sum(1) - 1] = end
         pad = _first(self.get("pad_token_id", default=0))
-        ids = ids.masked_fill(mask == 0, max(pad, 0))
+        ids = ids.masked_fill(mask == 0, pad if 0 <= pad < self.vocabulary else 0)
         image = torch.full((SAMPLES, self.image_tokens), self.get("image_token_id", "image_token_index", default=0))
         return torch.cat([image, ids], 1)
 

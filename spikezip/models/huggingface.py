@@ -11,6 +11,7 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
 
@@ -26,7 +27,6 @@ from spikezip.errors import ConfigError, InputError
 from spikezip.models.examples import example_inputs
 from spikezip.models.saved_config import files_beside
 from spikezip.program.batch import LABELS, Batch, named
-from spikezip.program.tree import tensors_in
 from spikezip.quant.config import QuantConfig
 from spikezip.quant.network import QuantizedNetwork, quantize
 
@@ -128,8 +128,6 @@ class _Pretrained(nn.Module):
     def run(self, *args: Any, return_dict: bool | None = None, **kwargs: Any) -> Any:
         """The forward pass: the main input by position or all by name; labels give a loss."""
         given = self._by_name(args, kwargs)
-        if self.dtype not in (torch.float32, torch.float64):
-            raise ConfigError(f"the network is in {self.dtype}: call .float(); codes need float32 or float64")
         output = super().forward(**given)  # the core's, which prepares them
         loss = self._loss(output, given)
         if not isinstance(output, Mapping):
@@ -213,12 +211,8 @@ class _Pretrained(nn.Module):
     # --- what transformers asks of a model
 
     @property
-    def device(self) -> torch.device:
-        return next(iter(tensors_in(self).values())).device
-
-    @property
     def dtype(self) -> torch.dtype:
-        return next(t.dtype for t in tensors_in(self).values() if t.is_floating_point())
+        return next(t.dtype for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
 
     def save_pretrained(
         self, save_directory: str | Path, is_main_process: bool = True, push_to_hub: bool = False, **kwargs: Any

@@ -69,22 +69,27 @@ def original_of(saved: dict[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
 
 def load_pretrained(folder: str | Path, **kwargs: Any) -> Any:
     """The network in a folder (or on the Hub), as a `PreTrainedModel`."""
-    from spikezip.models.huggingface import as_pretrained  # it writes these files
-
     path = Path(folder)
     if not path.is_dir():
         from huggingface_hub import snapshot_download
 
         wanted = {k: kwargs[k] for k in ("revision", "cache_dir", "token", "local_files_only") if kwargs.get(k)}
         path = Path(snapshot_download(str(folder), **wanted))
-    network = importlib.import_module("spikezip.files").load(path)
-    if isinstance(network, PreTrainedModel):
-        return network
-    original = original_of(json.loads((path / "config.json").read_text()))
-    if original is None:
+    network = pretrained_from(importlib.import_module("spikezip.files").load(path), path)
+    if not isinstance(network, PreTrainedModel):
         raise CheckpointError(f"{folder}: transformers has no class for this network; use spikezip.load")
-    generation = path / "generation_config.json"
-    settings = transformers.GenerationConfig.from_pretrained(path) if generation.is_file() else None
+    return network
+
+
+def pretrained_from(network: Any, folder: Path) -> Any:
+    """The network of a folder as a `PreTrainedModel`; as it is if transformers has no class for it."""
+    from spikezip.models.huggingface import as_pretrained  # it writes these files
+
+    original = original_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    if original is None:
+        return network
+    generation = folder / "generation_config.json"
+    settings = transformers.GenerationConfig.from_pretrained(folder) if generation.is_file() else None
     return as_pretrained(network, *original, settings)
 
 

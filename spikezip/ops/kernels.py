@@ -36,13 +36,3 @@ def moves_tiles(device: torch.device) -> bool:
         False
     """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def is_recording(x: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded for the device of a tensor: then nobody may look at its values.
-
-    Example:
-        >>> is_recording(torch.zeros(2))
-        False
-    """
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -119,9 +119,21 @@ def _export(model: nn.Module, inputs: dict[str, Any], batch_dim: int) -> tuple[E
     try:
         return _try(model, inputs, None), why
     except Exception as error:
+        _check_example(model, inputs)
         raise CoverageError(
             f"{type(model).__name__} cannot be captured: {_first_line(error)}. torch.export must be able to follow "
             "its forward pass: replace control flow that depends on values, or convert the part of the model without it"
+        ) from error
+
+
+def _check_example(model: nn.Module, inputs: dict[str, Any]) -> None:
+    """Refuse an example on which the model itself fails: then torch.export is not to blame."""
+    try:
+        with torch.no_grad():
+            model(**inputs)
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} does not run on this example: {_first_line(error)}. Pass a batch that it takes"
         ) from error
 
 
@@ -138,6 +150,8 @@ def _symbols(inputs: dict[str, Any], batch_dim: int, lengths: bool) -> dict[str,
         found: dict[int, Any] = {batch_dim: batch}
         # Tokens and frames come in any number; images keep their size, whose windows and patches would need proofs.
         other = 1 - batch_dim
+        if x.ndim == 3 and not x.is_floating_point():  # several texts a sample, as many as in the example
+            other = 2
         if lengths and x.ndim <= 3 and x.ndim > other and x.shape[other] > 1:
             found[other] = Dim.AUTO
         return found

@@ -82,7 +82,7 @@ def explained(error: CoverageError, model: nn.Module, captured: Captured | None)
     """The error as `quantize` raises it: the reason in one line, and all that is known as `.coverage`."""
     reason = str(error).partition("\n")[0]
     short = CoverageError(f"{reason}\nspikezip.coverage(model, example) lists what is known; so does error.coverage")
-    short.coverage = _failed(type(model).__name__, captured, error)  # type: ignore[attr-defined]
+    short.coverage = _failed(type(model).__name__, captured, error)
     return short
 
 

@@ -24,6 +24,7 @@ from spikezip.program.nodes import (
     Node,
     Program,
     Ref,
+    Rows,
     Shape,
     Site,
     Values,
@@ -225,6 +226,8 @@ def _check_node(node: Node, found: Mapping[str, Node], symbols: Mapping[str, Any
     elif isinstance(node, Grid):
         if node.bits not in WEIGHT_BITS or (node.site is not None and not isinstance(found.get(node.site), Site)):
             raise ValueError("a grid has 8 or 16 bits, and may stand behind an earlier site")
+    elif isinstance(node, Rows) and node.bits not in WEIGHT_BITS:
+        raise ValueError("rows have 8 or 16 bits")
     elif isinstance(node, Values) and not isinstance(found[node.codes], Site):
         raise ValueError(f"{node.codes!r} is no site")
 

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spikezip.ops import grid
 from spikezip.program.functions import evaluate
-from spikezip.program.nodes import Convolution, Function, Linear, Matmul, Node, Ref, map_arguments
+from spikezip.program.nodes import Convolution, Function, Linear, Matmul, Node, Ref, Rows, map_arguments
 from spikezip.program.sizes import Bindings, Size
 
 
@@ -28,6 +29,10 @@ def float_value(node: Node, values: Mapping[str, Any], sizes: Bindings, device: 
     """The value of a function or of a product of floats; a product is summed in float64, so that no order shows."""
     if isinstance(node, Function):
         return function_value(node, values, sizes, device)
+    if isinstance(node, Rows):
+        rows = values[node.x]
+        codes, scale = grid.weight_grid(rows.reshape(-1, rows.shape[-1]), node.bits)
+        return (codes * scale[:, None]).view(rows.shape)
     return plain_product(node, lambda name: _wide(values[name])).to(node.dtype)
 
 

@@ -30,15 +30,20 @@ from spikezip.program.sizes import Size
 class Frozen:
     """A network that no longer changes: a program and its tensors.
 
-    A weight on a grid stands under `KEY.codes` and `KEY.scale`; the scale of a site under `SITE.scale`.
+    A weight on a grid stands under `KEY.codes` and `KEY.scale`; the scale of a site under `SITE.site_scale`;
+    a value that was computed from weights under `NODE.value`.
     """
 
     program: Program
     tensors: Mapping[str, Tensor]
 
+    def __post_init__(self) -> None:
+        if self.program.sites:
+            check_dtype(self.dtype)
+
     def step_size(self, site: str) -> Tensor:
         """The scale s of a site, its neurons' threshold: one number, or one per channel."""
-        scale = rounding.representable(self.tensors[f"{site}.scale"].detach())
+        scale = rounding.representable(self.tensors[scale_key(site)].detach())
         return scale.view(()) if scale.numel() == 1 else scale
 
     def codes(self, key: str) -> tuple[Tensor, Tensor]:
@@ -60,19 +65,25 @@ class Frozen:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.tensors[f"{name}.scale"].dtype for name in self.program.sites)
+        return next(self.tensors[scale_key(name)].dtype for name in self.program.sites)
 
     @property
     def device(self) -> torch.device:
         return next(iter(self.tensors.values())).device
 
 
+def scale_key(site: str) -> str:
+    """The key of a site's scale in a frozen network; a model may have a `scale` of its own."""
+    return f"{site}.site_scale"
+
+
 @torch.no_grad()
 def freeze(program: Program, tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> Frozen:
     """The frozen network of a program with sites, its float tensors, and the scale of every site."""
     _check_scales(program, scales)
-    kept: dict[str, Tensor] = {f"{site}.scale": scales[site].detach().clone() for site in program.sites}
-    known = _constants(program, tensors)
+    check_finite(program, tensors)
+    kept: dict[str, Tensor] = {scale_key(site): scales[site].detach().clone() for site in program.sites}
+    known = _constants(program, tensors, next(iter(scales.values())).dtype)
     nodes: list[Node] = []
     for node in program.nodes:
         if isinstance(node, Grid) and node.weight in known:
@@ -80,24 +91,36 @@ def freeze(program: Program, tensors: Mapping[str, Tensor], scales: Mapping[str,
         elif isinstance(node, Grid) and node.rows:
             raise ConfigError(f"the weight {node.weight!r} depends on the size of the batch: it has no fixed grid")
         elif node.name in known and not isinstance(node, Weight):
-            key = node.name
-            nodes.append(Weight(node.name, node.shape, node.dtype, node.module, key=key))
+            nodes.append(Weight(node.name, node.shape, node.dtype, node.module, key=f"{node.name}.value"))
         else:
             nodes.append(node)
     frozen = replace(program, nodes=tuple(nodes)).without_dead_nodes()
     for node in frozen.nodes:
         if isinstance(node, Weight) and node.bits is None:
-            value = known[node.name].detach().clone()
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise ConfigError(f"the weight {node.key!r} holds values that are not finite")
-            kept[node.key] = value.contiguous()
+            kept[node.key] = known[node.name].detach().clone().contiguous()
     used = {node.key for node in frozen.nodes if isinstance(node, Weight)}
     return Frozen(frozen, {k: v for k, v in kept.items() if _is_used(k, used, frozen)})
 
 
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse networks in half precision."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"the network is in {dtype}: call .float(); codes need float32 or float64")
+
+
+def check_finite(program: Program, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not finite. Buffers may hold infinities, as masks do, but nothing that is no number."""
+    for node in program.nodes:
+        if not isinstance(node, Weight) or node.bits is not None or not node.dtype.is_floating_point:
+            continue
+        value = tensors[node.key]
+        if not bool((value.isfinite() if node.trained else ~value.isnan()).all()):
+            raise ConfigError(f"the weight {node.key!r} holds values that are not finite")
+
+
 def _is_used(key: str, used: set[str], program: Program) -> bool:
     base = key.rpartition(".")[0]
-    return key in used or base in used or (key.endswith(".scale") and base in program.sites)
+    return key in used or base in used or key in map(scale_key, program.sites)
 
 
 def _check_scales(program: Program, scales: Mapping[str, Tensor]) -> None:
@@ -113,18 +136,28 @@ def _check_scales(program: Program, scales: Mapping[str, Tensor]) -> None:
             raise CalibrationError(f"site {name!r} has the scale {float(wrong.flatten()[0])}; it must be positive")
 
 
-def _constants(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values that depend on weights alone, and on no size that only a batch tells."""
+def _constants(program: Program, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The values that depend on weights alone, and on no size that only a batch tells.
+
+    They are computed in the precision that the network was captured in, whatever it was cast to since: a spiking
+    network that was cast too has them from before.
+    """
     depends = dependence(program)
+    captured = next(site.dtype for site in program.sites.values())
     found: dict[str, Any] = {}
     device = next(iter(tensors.values())).device
+
+    def cast(x: Any, before: torch.dtype, after: torch.dtype) -> Any:
+        return x.to(after) if isinstance(x, Tensor) and x.dtype == before != after else x
+
     for node in program.nodes:
         if depends[node.name] is not Depends.WEIGHTS or isinstance(node, (Site, Values, Grid)):
             continue
         if isinstance(node, Weight):
             found[node.name] = tensors[node.key]
         elif all(name in found for name in node.reads) and not _has_symbols(node):
-            found[node.name] = float_value(node, found, {}, device)
+            read = {name: cast(found[name], dtype, captured) for name in node.reads}
+            found[node.name] = cast(float_value(node, read, {}, device), captured, dtype)
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
@@ -146,7 +179,7 @@ def _on_grid(node: Grid, known: Mapping[str, Tensor], scales: Mapping[str, Tenso
     """The weight of a grid node as integers; those that are already there serve again."""
     key = node.name
     weight = known[node.weight]
-    if not bool(torch.isfinite(weight).all()):
+    if not bool(torch.isfinite(weight).all()):  # computed from weights
         raise ConfigError(f"the weight {node.weight!r} holds values that are not finite")
     codes, scale = on_grid(weight, node, None if node.site is None else scales[node.site])
     kept[f"{key}.codes"] = codes.to(torch.int8 if node.bits == 8 else torch.int16)

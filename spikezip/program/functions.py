@@ -101,6 +101,10 @@ KINDS: dict[str, Kind] = {
     "causal_mask": Kind.EXACT,
 }
 
+# Activations that are no ReLU: a spiking network computes them again whenever their input has changed.
+ACTIVATIONS = frozenset(
+    operators("gelu silu mish softplus elu selu celu tanh sigmoid hardswish hardsigmoid leaky_relu prelu softsign erf")
+)
 _FOR_FLOATS = frozenset(operators("im2col pad"))
 # These make tensors from nothing: they are told on which device.
 _FACTORIES = frozenset(

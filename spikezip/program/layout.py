@@ -22,6 +22,7 @@ from spikezip.program.nodes import (
     Node,
     Program,
     Ref,
+    Rows,
     Shape,
     Site,
     Values,
@@ -127,7 +128,7 @@ class _Analysis:
             if not dims:
                 return None
             return times(*node.shape[: dims[0]]) if len(dims) == 1 else "every sample meets every other"
-        if isinstance(node, (Site, Values, Grid)):
+        if isinstance(node, (Site, Values, Grid, Rows)):
             return self.prefix[given[0]]
         if isinstance(node, Linear) and node.x in given:
             last = len(self.program[node.x].shape) - 1

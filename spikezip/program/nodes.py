@@ -88,7 +88,7 @@ class Function(Node):
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         return tuple(ref.name for ref in _refs((self.args, self.kwargs)))
 
@@ -227,6 +227,23 @@ class Grid(_Reader):
 
 
 @dataclass(frozen=True)
+class Rows(_Reader):
+    """Rows that were looked up in a table, each on the integer grid that it has in the table; its value is floats.
+
+    The scale of a row depends on that row alone, so what is looked up need not be known before.
+    """
+
+    kind: ClassVar[str] = "rows"
+    operands: ClassVar[tuple[str, ...]] = ("x",)
+    x: str = ""
+    bits: int = 8
+
+    @property
+    def details(self) -> str:
+        return f"{self.x} in {self.bits} bits"
+
+
+@dataclass(frozen=True)
 class Values(_Reader):
     """The values `s·S` of a site's codes, for functions and outputs."""
 
@@ -256,6 +273,10 @@ class Program:
     fixed: str = ""
     output_class: str = ""
     prefix: str = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: what is derived from a program is made again from the copy."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __getitem__(self, name: str) -> Node:
         return self._by_name[name]
@@ -376,9 +397,5 @@ def _show(x: Any) -> str:
 
 
 KINDS: dict[str, type[Node]] = {
-    cls.__name__: cls for cls in (Input, Weight, Function, Linear, Convolution, Matmul, Site, Grid, Values)
+    cls.__name__: cls for cls in (Input, Weight, Function, Linear, Convolution, Matmul, Site, Grid, Rows, Values)
 }
-
-
-def field_names(kind: type[Node]) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))

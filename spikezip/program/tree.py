@@ -20,13 +20,13 @@ def attach(root: nn.Module, name: str, tensor: Tensor, *, parameter: bool) -> No
     for part in path:
         child = module._modules.get(part)
         if child is None:
-            child = nn.Module()
-            module.add_module(part, child)
+            child = module._modules[part] = nn.Module()
         module = child
+    # Past the checks of `register_parameter`: models may use names that a module has for something else, such as `to`.
     if parameter:
-        module.register_parameter(leaf, tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor))
+        module._parameters[leaf] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
     else:
-        module.register_buffer(leaf, tensor)
+        module._buffers[leaf] = tensor
 
 
 def locate(root: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -36,8 +36,26 @@ def locate(root: nn.Module, name: str) -> tuple[nn.Module, str]:
         >>> locate(nn.Sequential(nn.Linear(2, 2)), "0.weight")[1]
         'weight'
     """
-    path, _, leaf = name.rpartition(".")
-    return root.get_submodule(path), leaf
+    *path, leaf = name.split(".")
+    module = root
+    for part in path:
+        child = module._modules[part]
+        assert child is not None
+        module = child
+    return module, leaf
+
+
+def tensor_at(module: nn.Module, leaf: str) -> Tensor:
+    """The parameter or buffer that a module holds under a name.
+
+    Example:
+        >>> tensor_at(nn.Linear(2, 3), "bias").shape
+        torch.Size([3])
+    """
+    found: Tensor | None = module._parameters.get(leaf)
+    found = module._buffers[leaf] if found is None else found
+    assert found is not None
+    return found
 
 
 def tensors_in(root: nn.Module) -> Mapping[str, Tensor]:

@@ -1,8 +1,8 @@
-"""Float model → quantized network (QANN): configuration, quantizer, placement, calibration."""
+"""The quantized network: settings, calibration, training pass, weights on their grid."""
 
-from spikezip.quant.calibrate import calibrate
+from spikezip.quant.calibration import calibrate
 from spikezip.quant.config import QuantConfig, SiteConfig
-from spikezip.quant.quantize import quantize
-from spikezip.quant.site import Site
+from spikezip.quant.network import QuantizedNetwork
+from spikezip.quant.snap import snap
 
-__all__ = ["QuantConfig", "Site", "SiteConfig", "calibrate", "quantize"]
+__all__ = ["QuantConfig", "QuantizedNetwork", "SiteConfig", "calibrate", "snap"]

@@ -9,8 +9,9 @@ from torch import Tensor
 from spikezip.engines.walk import sizes_of
 from spikezip.errors import InputError
 from spikezip.program.batch import Batch, as_batches
-from spikezip.program.floats import function_value, plain_product
-from spikezip.program.nodes import Function, Grid, Input, Node, Site, Values, Weight
+from spikezip.program.floats import float_value, function_value, plain_product
+from spikezip.program.freeze import on_grid
+from spikezip.program.nodes import Function, Grid, Input, Node, Rows, Site, Values, Weight
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.quant.observer import RangeObserver
 
@@ -24,7 +25,7 @@ def calibrate(qann: QuantizedNetwork, batches: Iterable[Batch] | Batch) -> Quant
     observers = {name: RangeObserver(name, site.lo, site.hi, site.by_channel) for name, site in qann.sites.items()}
     seen = False
     for batch in as_batches(batches):
-        _observe(qann, qann.prepare(batch), observers)
+        observe(qann, qann.prepare(batch), observers)
         seen = True
     if not seen:
         raise InputError("calibrate needs at least one batch")
@@ -33,8 +34,8 @@ def calibrate(qann: QuantizedNetwork, batches: Iterable[Batch] | Batch) -> Quant
     return qann
 
 
-def _observe(qann: QuantizedNetwork, batch: Mapping[str, Any], observers: Mapping[str, RangeObserver]) -> None:
-    """One pass in floats; sites look on."""
+def observe(qann: QuantizedNetwork, batch: Mapping[str, Any], observers: Mapping[str, RangeObserver]) -> None:
+    """One pass with weights on their grid and activations in floats; sites look on."""
     program, tensors = qann.program, qann.tensors()
     sizes = sizes_of(program, batch)
     device = next(iter(tensors.values())).device
@@ -50,10 +51,18 @@ def _observe(qann: QuantizedNetwork, batch: Mapping[str, Any], observers: Mappin
             u = u.clamp(min=0) if node.lo == 0 else u
             observers[node.name].see(u)
             return u
-        if isinstance(node, (Grid, Values)):
-            return values[node.reads[0]]
+        if isinstance(node, Values):
+            return values[node.codes]
+        if isinstance(node, Grid):  # a scale per channel that is multiplied in is not known yet
+            weight = values[node.weight]
+            if node.site is not None:
+                return weight
+            codes, scale = on_grid(weight, node, None)
+            return codes * (scale.view(-1, *[1] * (weight.ndim - 1)) if node.rows else scale)
         if isinstance(node, Function):
             return function_value(node, values, sizes, device)
+        if isinstance(node, Rows):
+            return float_value(node, values, sizes, device)
         return plain_product(node, values.__getitem__)
 
     for node in program.nodes:

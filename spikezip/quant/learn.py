@@ -24,6 +24,7 @@ from spikezip.program.nodes import (
     Node,
     Program,
     Ref,
+    Rows,
     Site,
     Values,
     Weight,
@@ -31,7 +32,7 @@ from spikezip.program.nodes import (
 )
 from spikezip.program.sizes import bind
 from spikezip.quant.gradients import Learned, as_frozen, attention, backward_dtype, matmul, synapse
-from spikezip.quant.lsq import carried_codes, initial_scale, quantize
+from spikezip.quant.lsq import carried_codes, initial_scale, on_grid, quantize
 
 if TYPE_CHECKING:
     from spikezip.quant.network import QuantizedNetwork
@@ -40,7 +41,10 @@ _DROPOUT = operators("dropout alpha_dropout feature_dropout")
 
 
 def learn(qann: "QuantizedNetwork", inputs: Mapping[str, Any], codes: dict[str, Tensor] | None = None) -> Any:
-    """What the network returns for a batch, with gradients to all parameters; `codes` takes those of every site."""
+    """What the network returns for a batch, with gradients to all parameters; `codes` takes those of every site.
+
+    Dropout drops only where the network is in `train()`.
+    """
     return _Pass(qann, inputs, codes).run()
 
 
@@ -108,6 +112,8 @@ class _Pass:
         for node in self.program.nodes:
             if node.name not in self.inside:
                 self.values[node.name] = self._value(node)
+                if self.qann.watch is not None:
+                    self.qann.watch(node, self.values)
                 for name in self.plan.free.get(node.name, ()):
                     self.values.pop(name, None)
         return collect(self.program.output, self.values)
@@ -121,6 +127,9 @@ class _Pass:
             return self.values[node.codes].values
         if isinstance(node, Site):
             return self._site(node, self.values[node.u])
+        if isinstance(node, Rows):
+            rows = self.values[node.x]
+            return on_grid(rows.reshape(-1, rows.shape[-1]), node.bits).view(rows.shape)
         if isinstance(node, Grid):
             return self._grid(node, self.values[node.weight])
         if isinstance(node, Function):
@@ -160,7 +169,7 @@ class _Pass:
 
         args, kwargs = map_arguments(node.args, bound), map_arguments(node.kwargs, bound)
         if node.op in _DROPOUT:
-            return self._drop(node, args[0]) if _drops(node) else args[0]
+            return self._drop(node, args[0]) if self.qann.training and _drops(node) else args[0]
         if not args or not isinstance(args[0], Learned):
             return self._evaluate(node, args, kwargs)
         x, *rest = args  # codes are moved as their values are

@@ -1,5 +1,6 @@
 """Learned step size quantization (LSQ): the quantizer that trains, rounding by the one rule of `ops.rounding`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,8 +63,7 @@ def quantize(u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor
         >>> quantize(torch.tensor([0.3, 5.0]), torch.tensor(0.5), -2, 1)
         (tensor([0.5000, 0.5000]), tensor([1., 1.]))
     """
-    values, codes = _LSQ.apply(u, scale, lo, hi)
-    return values, codes
+    return _by_memory(_LSQ.apply, u, scale, lo, hi)
 
 
 def carried_codes(u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
@@ -76,8 +76,22 @@ def carried_codes(u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, T
         >>> codes, u.grad, round(float(s.grad), 4)
         (tensor([1., 1.]), tensor([1., 0.]), 0.9899)
     """
-    carrier, codes = _Codes.apply(u, scale, lo, hi)
-    return carrier, codes
+    return _by_memory(_Codes.apply, u, scale, lo, hi)
+
+
+def _by_memory(apply: Callable[..., Any], u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+    """Quantize the elements of `u` in the order in which they lie in memory, where one scale is for all.
+
+    Heads of attention are a transposed view: so they are not copied, and their codes lie as attention reads them.
+    """
+    strides = u.stride()
+    order = sorted(range(u.ndim), key=lambda d: -strides[d])
+    if scale.numel() > 1 or u.is_contiguous() or not u.permute(order).is_contiguous():
+        values, codes = apply(u, scale, lo, hi)
+        return values, codes
+    back = [order.index(d) for d in range(u.ndim)]
+    values, codes = apply(u.permute(order), scale, lo, hi)
+    return values.permute(back), codes.permute(back)
 
 
 def lsq(u: Tensor, scale: Tensor, lo: int, hi: int) -> Tensor:

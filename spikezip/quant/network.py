@@ -1,6 +1,7 @@
 """The quantized network (QANN): a program with sites, the parameters of the float model, and a scale for each site."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from spikezip.errors import CalibrationError, ConfigError, CoverageError
 from spikezip.program.batch import Batch, complete, named
 from spikezip.program.capture import capture
 from spikezip.program.coverage import explained
-from spikezip.program.freeze import Frozen, freeze
-from spikezip.program.nodes import Program, Site, Weight
+from spikezip.program.freeze import Frozen, check_dtype, check_finite, freeze
+from spikezip.program.functions import ACTIVATIONS
+from spikezip.program.nodes import Function, Node, Program, Site, Weight
 from spikezip.program.place import place
+from spikezip.program.tables import tables_on_grid
 from spikezip.program.tidy import tidy
-from spikezip.program.tree import attach, tensors_in
+from spikezip.program.tree import attach, locate, tensor_at, tensors_in
 from spikezip.quant.config import QuantConfig
 from spikezip.quant.learn import Plan, learn
 
@@ -28,6 +31,8 @@ class QuantizedNetwork(nn.Module):
     """
 
     kind = "qann"
+    # Told every node of a training pass, and the values that are at hand; for who looks for the cause of something.
+    watch: Callable[[Node, Mapping[str, Any]], None] | None = None
 
     def __init__(self, program: Program, tensors: Mapping[str, Tensor], config: QuantConfig) -> None:
         super().__init__()
@@ -55,21 +60,26 @@ class QuantizedNetwork(nn.Module):
 
     def scale(self, site: str) -> nn.Parameter:
         """The scale of a site, as it is learned."""
-        return self.get_parameter(self.scale_key(site))
+        found = tensor_at(*locate(self, self.scale_key(site)))
+        assert isinstance(found, nn.Parameter)
+        return found
 
     @torch.no_grad()
     def set_scale(self, site: str, scale: Tensor) -> None:
         """Start from this scale: one number, or one per channel for a site that has one per channel."""
         own = self.scale(site)
         own.copy_(scale.expand_as(own))
-        self.get_buffer(f"{self.program.prefix}{site}.site_ready").fill_(True)
+        self._ready_flag(site).fill_(True)
         self._ready.add(site)
 
     def is_ready(self, site: str) -> bool:
         """Whether the scale of a site was set by calibration, by training or from a checkpoint."""
-        if site not in self._ready and bool(self.get_buffer(f"{self.program.prefix}{site}.site_ready")):
+        if site not in self._ready and bool(self._ready_flag(site)):
             self._ready.add(site)
         return site in self._ready
+
+    def _ready_flag(self, site: str) -> Tensor:
+        return tensor_at(*locate(self, f"{self.program.prefix}{site}.site_ready"))
 
     def waiting(self) -> list[str]:
         """The sites that have no scale yet."""
@@ -98,7 +108,7 @@ class QuantizedNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(iter(tensors_in(self).values())).device
+        return next(self.parameters()).device
 
     def prepare(self, batch: Batch) -> dict[str, Any]:
         """The inputs of the program from a batch: complete, without labels, on the network's device."""
@@ -106,6 +116,7 @@ class QuantizedNetwork(nn.Module):
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         given = self.prepare(args[0] if args else inputs)
+        check_dtype(next(self.scale(site).dtype for site in self.sites))
         return learn(self, given) if self.training else quantized(self.frozen(), given)[0]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -144,6 +155,21 @@ def quantize(
     try:
         captured = capture(model, example)
         program = place(tidy(captured.program), config, captured.modules)
+        if config.embedding_bits is not None:
+            program = tables_on_grid(program, config.embedding_bits)
     except CoverageError as error:
         raise explained(error, model, captured) from error
+    check_finite(program, captured.tensors)
+    _warn_of_activations(program)
     return QuantizedNetwork(program, captured.tensors, config)
+
+
+def _warn_of_activations(program: Program) -> None:
+    moving = (node for node in program.moving if isinstance(node, Function))
+    names = sorted({node.op.split(".")[1] for node in moving if node.op in ACTIVATIONS})
+    if names:
+        warnings.warn(
+            f"a differential operator in the spiking network: {', '.join(names)}. It is exact, but recomputed in every "
+            "step; fine-tune with ReLU for a network that only adds spikes.",
+            stacklevel=4,
+        )

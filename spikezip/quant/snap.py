@@ -12,12 +12,16 @@ of rows need more rounds, and their scale may move: rows so small that the scale
 not be `top`), and rows that read a site with a scale per channel, whose integers are those of `W·diag(s_in)`.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from spikezip.errors import ConfigError
 from spikezip.ops import grid, rounding
-from spikezip.program.nodes import Grid, Weight
+from spikezip.program.floats import function_value
+from spikezip.program.functions import KINDS, Kind
+from spikezip.program.nodes import Function, Grid, Node, Program, Rows, Weight
 from spikezip.quant.network import QuantizedNetwork
 
 # Rows behind a scale per channel settle after 3 rounds at 8 bits, after up to 30 at 16 bits, where tried.
@@ -27,7 +31,8 @@ _ROUNDS = 200
 def grids(qann: QuantizedNetwork) -> dict[str, Grid]:
     """The weights of a quantized network that lie on a grid, by key.
 
-    A tensor that something reads as floats, or that is on two grids, is none of them.
+    A tensor that something reads as floats, or that is on two grids, is none of them. One whose elements are moved
+    before, as those of GPT-2 are transposed, is.
 
     Example:
         >>> from spikezip.quant.network import quantize
@@ -35,15 +40,66 @@ def grids(qann: QuantizedNetwork) -> dict[str, Grid]:
         >>> {key: on.bits for key, on in grids(quantize(model, example=torch.randn(2, 4))).items()}
         {'0.weight': 8, '2.weight': 8}
     """
-    program, found = qann.program, {}
+    program, tensors, found = qann.program, qann.tensors(), {}
     for node in program.nodes:
         if not isinstance(node, Weight):
             continue
-        readers = program.readers[node.name]
+        readers = tuple(_readers(program, node.name))
+        rows = [row for reader in readers for row in program.readers[reader.name] if isinstance(row, Rows)]
+        readers = tuple(reader for reader in readers if reader.name not in {row.x for row in rows})
         on = [reader for reader in readers if isinstance(reader, Grid)]
-        if on and len(on) == len(readers) and len({(g.bits, g.rows, g.site) for g in on}) == 1:
+        on += [Grid(row.name, node.shape, node.dtype, weight=node.name, bits=row.bits) for row in rows]
+        readers = (*readers, *rows)
+        kinds = {(g.bits, g.rows, g.site, *_moves(program, g)) for g in on}
+        if on and len(on) == len(readers) and len(kinds) == 1 and _is_moved_whole(program, tensors[node.key], on[0]):
             found[node.key] = on[0]
     return found
+
+
+def _readers(program: Program, name: str) -> Iterator[Node]:
+    """What reads a weight, behind nodes that move its elements."""
+    for reader in program.readers[name]:
+        moves = isinstance(reader, Function) and KINDS[reader.op] is Kind.MOVE and reader.reads == (name,)
+        fixed = all(isinstance(size, int) for size in reader.shape)  # not for each sample of a batch
+        if moves and fixed and reader.name not in program.returned:
+            yield from _readers(program, reader.name)
+        else:
+            yield reader
+
+
+def _path(program: Program, on: Grid) -> list[Function]:
+    """The nodes between a weight and its grid, the first one first."""
+    found: list[Function] = []
+    node = program[on.weight]
+    while isinstance(node, Function):
+        found.insert(0, node)
+        node = program[node.reads[0]]
+    return found
+
+
+def _moves(program: Program, on: Grid) -> list[str]:
+    """What is done to the elements of a weight before its grid."""
+    return [f"{node.op} {node.args[1:]} {node.kwargs}" for node in _path(program, on)]
+
+
+def _moved(program: Program, x: Tensor, on: Grid) -> Tensor:
+    """A weight as it stands on its grid."""
+    for node in _path(program, on):
+        x = function_value(node, {node.reads[0]: x}, {}, x.device)
+    return x.contiguous()
+
+
+def _is_moved_whole(program: Program, weight: Tensor, on: Grid) -> bool:
+    """Whether every element of a weight stands on its grid once."""
+    if not _path(program, on):
+        return True
+    order = _moved(program, _numbered(weight), on)
+    return order.numel() == weight.numel() and bool((order.view(-1).bincount() == 1).all())
+
+
+def _numbered(weight: Tensor) -> Tensor:
+    """The places of a weight's elements."""
+    return torch.arange(weight.numel(), device=weight.device).view(weight.shape)
 
 
 @torch.no_grad()
@@ -69,8 +125,12 @@ def snap(qann: QuantizedNetwork) -> float:
     change = 0.0
     for key, on in found.items():
         channels = None if on.site is None else rounding.representable(qann.scale(on.site).detach())
-        snapped, moved = _settle(key, tensors[key], on, channels)
-        tensors[key].copy_(snapped)
+        weight = tensors[key]
+        snapped, moved = _settle(key, _moved(qann.program, weight, on), on, channels)
+        if _path(qann.program, on):  # back to where its elements came from
+            order = _moved(qann.program, _numbered(weight), on).view(-1)
+            snapped = torch.empty_like(snapped).view(-1).scatter_(0, order, snapped.view(-1))
+        weight.copy_(snapped.view(weight.shape))
         change = max(change, moved)
     return change
 

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.adoption import own_class
-from spikezip.batches import Batch
+from spikezip.engines import Run, SpikingNetwork, quantized, simulate
+from spikezip.engines.loop import find_primary
+from spikezip.engines.walk import sizes_of
 from spikezip.errors import InputError
-from spikezip.execution import executing
-from spikezip.measure.equivalence import Recording
-from spikezip.quant.model import QuantizedModel
-from spikezip.show.sample import one_sample, real_tokens
-from spikezip.simulate import Run, SpikingModel, simulate
-from spikezip.simulate.outputs import primary
-from spikezip.spiking.attention import Attention
+from spikezip.program.analysis import source
+from spikezip.program.batch import Batch
+from spikezip.program.functions import KINDS, Kind
+from spikezip.program.nodes import Convolution, Function, Matmul, Program, Site
+from spikezip.program.sizes import bind
+from spikezip.quant.network import QuantizedNetwork
+from spikezip.show.sample import one_sample, pixels_of, real_tokens
 
 ROLLED_OUT = "rolled out"
 _BYTES = 512 * 2**20  # spike trains that may be held at once: layers are recorded in groups that stay below
@@ -71,9 +72,9 @@ class Attentions:
 
 @torch.no_grad()
 def attention_maps(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batch: Batch,
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     *,
     sample: int = 0,
     steps: Any = "equilibrium",
@@ -90,10 +91,13 @@ def attention_maps(
         settings: how to simulate, as `spikezip.simulate` takes it.
 
     Example:
-        >>> import spikezip, transformers
+        >>> import transformers
+        >>> from spikezip.models.networks import convert, quantize
+        >>> from spikezip.quant.calibration import calibrate
+        >>> from spikezip.quant.config import QuantConfig
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
-        >>> qann = spikezip.quantize(transformers.ViTModel(vit), spikezip.QuantConfig(levels=8))
-        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> qann = quantize(transformers.ViTModel(vit), QuantConfig(levels=8))
+        >>> snn = convert(calibrate(qann, torch.randn(2, 3, 32, 32)))
         >>> found = attention_maps(snn, torch.randn(1, 3, 32, 32), qann)
         >>> [one.name for one in found.maps], found.grid, found.source
         (['layers.0.attention.p', 'rolled out'], (2, 2), 'the class token')
@@ -101,62 +105,76 @@ def attention_maps(
         True
     """
     inputs, _ = one_sample(snn, batch, sample)
-    run = simulate(snn, inputs, steps, **settings)
+    run = simulate(snn, inputs, steps=steps, **settings)
     return maps_of(snn, inputs, qann_answer(snn, qann, inputs)[1], run, steps, settings)
 
 
 def qann_answer(
-    snn: SpikingModel, qann: QuantizedModel | None, inputs: dict[str, Any]
+    snn: SpikingNetwork, qann: QuantizedNetwork | None, inputs: dict[str, Any]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The quantized network's output and the codes of its sites.
+    """The quantized network's output and the codes of its sites, computed from the SNN's integers without a QANN."""
+    network = snn if qann is None else qann
+    output, codes = quantized(network.frozen(), network.prepare(inputs))
+    return find_primary(output), codes
 
-    Outside an engine the modules of a spiking network are those of its quantized network, so that one is not needed.
-    """
-    recording = Recording()
-    with torch.no_grad(), executing(recording):
-        if qann is None:
-            return primary(snn.network(**inputs)), recording.seen
-        was_training = qann.training
-        qann.eval()
-        try:
-            moved = {k: v.to(qann.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-            return primary(qann(**moved)), recording.seen
-        finally:
-            qann.train(was_training)
+
+def attention_sites(program: Program) -> list[str]:
+    """The sites of attention probabilities, in order: a softmax over the last dimension, times another value."""
+    lefts = (source(program, node.a) for node in program.products if isinstance(node, Matmul))
+    found = {site.name for site in lefts if isinstance(site, Site) and _is_softmax(program, site.u)}
+    return [name for name in program.sites if name in found]
+
+
+def _is_softmax(program: Program, name: str) -> bool:
+    node = program[name]
+    while isinstance(node, Function) and node.reads and (KINDS[node.op] is Kind.MOVE or node.op == "aten.to.dtype"):
+        node = program[node.reads[0]]
+    return isinstance(node, Function) and node.op == "aten.softmax.int" and node.args[1] in (-1, len(node.shape) - 1)
 
 
 def maps_of(
-    snn: SpikingModel, inputs: dict[str, Any], codes: Mapping[str, Tensor], run: Run, steps: Any, settings: Any
+    snn: SpikingNetwork, inputs: dict[str, Any], codes: Mapping[str, Tensor], run: Run, steps: Any, settings: Any
 ) -> Attentions:
     """As `attention_maps`, when one run and the codes of the quantized network are there already."""
-    layers = {module.p.name: module for module in snn.modules() if isinstance(module, Attention)}
-    names = [site for site in run.spike_counts if site in layers]  # in the order of execution
+    network = snn.frozen()
+    names = attention_sites(snn.program)
     if not names:
-        raise InputError(f"{own_class(snn).__name__} has no attention")
-    windows = [name for name in names if codes[name].shape[0] != 1]
-    if windows:
-        raise InputError(
-            f"{windows[0]} attends within windows: there is no one weight from one place to all others to show"
-        )
-    view = _view(snn, inputs, codes[names[0]].shape[-1])
+        raise InputError(f"{type(snn).__name__} has no attention")
+    _check_places(snn.program, names, codes)
+    view = _view(snn, inputs, [codes[name] for name in names])
     identity = torch.eye(len(view.start), dtype=torch.float64)
     start = view.start.expand(run.steps + 1, -1)
     rolled, maps = start, []
     for name, over_time in _recorded(snn, inputs, names, run, steps, settings):
         # The quantized network goes along as one more step: equal codes then give equal maps, to the last bit.
         still = codes[name].to(over_time)[None]
-        attention = torch.cat([over_time, still])[:, 0].double().mean(dim=1)  # [T + 1, n, n]
-        attention *= layers[name].p.step_size.detach().cpu().double()
+        attention = torch.cat([over_time, still]).flatten(1, -3).double().mean(dim=1)  # over heads: [T + 1, n, n]
+        attention *= network.step_size(name).cpu().double()
         maps.append(view.map(name, _from(start, attention)))
         mixed = attention + identity
         rolled = _from(rolled, mixed / mixed.sum(dim=-1, keepdim=True))
     return Attentions((*reversed(maps), view.map(ROLLED_OUT, rolled)), view.grid, view.source)
 
 
+def _check_places(program: Program, names: list[str], codes: Mapping[str, Tensor]) -> None:
+    """All layers must look from the same places at the same places."""
+    places = program.sites[names[0]].shape[-1]
+    for name in names:
+        if codes[name].ndim > 3 and codes[name].shape[0] != 1:
+            raise InputError(
+                f"{name} attends within windows: there is no one weight from one place to all others to show"
+            )
+        queries, keys = program.sites[name].shape[-2:]
+        if queries != keys or keys != places:
+            raise InputError(
+                f"{name} looks from {queries} places at {keys}, {names[0]} at {places}: there is no one map to show"
+            )
+
+
 def _recorded(
-    snn: SpikingModel, inputs: dict[str, Any], names: list[str], run: Run, steps: Any, settings: Any
+    snn: SpikingNetwork, inputs: dict[str, Any], names: list[str], run: Run, steps: Any, settings: Any
 ) -> Iterator[tuple[str, Tensor]]:
-    """For each site, from the last layer to the first, its tracers over time `[T, 1, heads, n, n]`."""
+    """For each site, from the last layer to the first, its tracers over time `[T, …, n, n]`."""
     groups: list[list[str]] = []
     room = 0
     for name in reversed(names):
@@ -167,7 +185,7 @@ def _recorded(
         groups[-1].append(name)
         room -= size
     for group in groups:
-        trains = simulate(snn, inputs, steps, **settings, record=group).trains
+        trains = simulate(snn, inputs, steps=steps, **settings, record=tuple(group)).trains
         for name in group:
             yield name, trains.pop(name).cpu().cumsum(dim=0, dtype=torch.int32)
 
@@ -192,13 +210,11 @@ class _View:
         return AttentionMap(name, seen[:-1], seen[-1])
 
 
-def _view(snn: SpikingModel, inputs: Mapping[str, Any], places: int) -> _View:
+def _view(snn: SpikingNetwork, inputs: Mapping[str, Any], codes: list[Tensor]) -> _View:
+    places = codes[0].shape[-1]
     start = torch.zeros(places, dtype=torch.float64)
-    if snn.main_input_name == "pixel_values":
-        height, width = inputs["pixel_values"].shape[-2:]
-        patch = snn.config.patch_size
-        down, right = (patch, patch) if isinstance(patch, int) else patch
-        grid = (height // down, width // right)
+    if pixels_of(snn, inputs) is not None:
+        grid = _patches(snn, inputs)
         before = places - grid[0] * grid[1]  # the class token and its like
         if before < 0:
             raise InputError(f"attention is over {places} places, fewer than the {grid[0]} × {grid[1]} patches")
@@ -208,8 +224,26 @@ def _view(snn: SpikingModel, inputs: Mapping[str, Any], places: int) -> _View:
             return _View(start, shown, grid, "the class token")
         return _View(start + 1 / places, shown, grid, "all patches, on average")
     shown = real_tokens(inputs)
-    if any(getattr(m, "is_causal", False) for m in snn.modules() if hasattr(m, "sesa")):
+    if len(shown) != places:
+        raise InputError(f"attention is over {places} places, and there are {len(shown)} tokens")
+    if all(_looks_back(each, shown) for each in codes):
         start[int(shown.nonzero().max())] = 1
         return _View(start, shown, None, "the last token")
     start[int(shown.nonzero().min())] = 1
     return _View(start, shown, None, "the first token")
+
+
+def _patches(snn: SpikingNetwork, inputs: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width of the image in patches: what the first convolution makes of it."""
+    sizes = sizes_of(snn.program, inputs)
+    for node in snn.program.products:
+        if isinstance(node, Convolution) and len(node.stride) == 2:
+            height, width = (bind(size, sizes) for size in node.shape[-2:])
+            return height, width
+    raise InputError(f"{type(snn).__name__} has no convolution that cuts an image into patches")
+
+
+def _looks_back(codes: Tensor, tokens: Tensor) -> bool:
+    """Whether no token looks at a later one, padding aside: the network reads from left to right."""
+    seen = codes.cpu()[..., tokens, :][..., tokens]
+    return not bool(seen.triu(1).any())

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.batches import Batch
+from spikezip.engines import SpikingNetwork
 from spikezip.errors import InputError
-from spikezip.quant.model import QuantizedModel
+from spikezip.program.batch import Batch
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.show.attention import attention_maps
 from spikezip.show.attention_document import AttentionDocument, AttentionSample
-from spikezip.show.sample import one_sample, picture, tokens_of
+from spikezip.show.sample import one_sample, picture, pixels_of, tokens_of
 from spikezip.show.static import new_figure, styled
-from spikezip.simulate import SpikingModel
 
 SHADE = 0.15  # of a pixel's brightness, where nothing looks
 LONGEST = 18  # letters of a label beside a row, before it goes on in the next line
@@ -32,9 +32,9 @@ class Row:
 
 
 def attention_figure(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batch: Batch,
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     *,
     sample: int = 0,
     at: Sequence[int] = (2, 4, 8, 16, 32),
@@ -52,10 +52,13 @@ def attention_figure(
         tokenizer: for text, to show words in place of numbers.
 
     Example:
-        >>> import spikezip, transformers
+        >>> import transformers
+        >>> from spikezip.models.networks import convert, quantize
+        >>> from spikezip.quant.calibration import calibrate
+        >>> from spikezip.quant.config import QuantConfig
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
-        >>> qann = spikezip.quantize(transformers.ViTModel(vit), spikezip.QuantConfig(levels=8))
-        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> qann = quantize(transformers.ViTModel(vit), QuantConfig(levels=8))
+        >>> snn = convert(calibrate(qann, torch.randn(2, 3, 32, 32)))
         >>> [axis.get_title() for axis in attention_figure(snn, torch.randn(1, 3, 32, 32), at=(1, 4)).axes]
         ['input', 'T = 1', 'T = 4', 'QANN']
     """
@@ -65,10 +68,11 @@ def attention_figure(
     chosen = found.last_layer if name is None else found[name]
     weights = [*(chosen.shown(step) for step in at), (chosen.qann / chosen.top).clamp(0, 1)]
     inputs, _ = one_sample(snn, batch, sample)
-    if found.grid is None:
+    pixels = pixels_of(snn, inputs)
+    if pixels is None or found.grid is None:
         words = [token.text for token in tokens_of(inputs, tokenizer)]
         return draw_words(words, at, weights, f"attention of {found.source}")
-    base = picture(inputs["pixel_values"][0]) if image is None else image
+    base = picture(pixels) if image is None else image
     return draw_images([Row(base, found.grid, weights)], at)
 
 

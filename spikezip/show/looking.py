@@ -6,47 +6,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.adoption import own_class
-from spikezip.batches import Batch, prepare
+from spikezip.engines import SpikingNetwork, resolve_engine, simulate
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.answers import Head
+from spikezip.measure.comparison import check_counterpart
 from spikezip.measure.devices import device_name
 from spikezip.measure.document import Settings
-from spikezip.measure.exit_runs import check_qann
 from spikezip.measure.one_batch import labels_of
-from spikezip.measure.summary import parameters, versions
-from spikezip.quant.model import QuantizedModel
-from spikezip.show.attention import ROLLED_OUT, AttentionMap, Attentions, maps_of, qann_answer
+from spikezip.measure.summary import parameters
+from spikezip.program.batch import Batch, sample_count
+from spikezip.quant.network import QuantizedNetwork
+from spikezip.show.attention import ROLLED_OUT, AttentionMap, attention_sites, maps_of, qann_answer
 from spikezip.show.attention_document import AttentionDocument, AttentionSample, Picture
-from spikezip.show.sample import one_sample, picture, tokens_of
-from spikezip.simulate import SpikingModel, simulate
-from spikezip.simulate.drive import chosen
-from spikezip.spiking.attention import Attention
+from spikezip.show.sample import one_sample, picture, pixels_of, tokens_of
+from spikezip.version import versions
 
 DIGITS = 4  # of a weight
 
 
-def map_names(snn: SpikingModel) -> list[str]:
+def map_names(snn: SpikingNetwork) -> list[str]:
     """The attention maps that a network has: one for each layer, and all layers rolled out.
 
     Example:
-        >>> import spikezip, transformers
+        >>> import transformers
+        >>> from spikezip.models.networks import convert, quantize
+        >>> from spikezip.quant.calibration import calibrate
+        >>> from spikezip.quant.config import QuantConfig
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=1, image_size=32)
-        >>> qann = spikezip.calibrate(spikezip.quantize(transformers.ViTModel(vit)), torch.randn(2, 3, 32, 32))
-        >>> map_names(spikezip.convert(qann))
+        >>> qann = calibrate(quantize(transformers.ViTModel(vit)), torch.randn(2, 3, 32, 32))
+        >>> map_names(convert(qann))
         ['layers.0.attention.p', 'layers.1.attention.p', 'rolled out']
     """
-    layers = [module.p.name for module in snn.modules() if isinstance(module, Attention)]
+    layers = attention_sites(snn.program)
     if not layers:
-        raise InputError(f"{own_class(snn).__name__} has no attention")
+        raise InputError(f"{type(snn).__name__} has no attention")
     return [*layers, ROLLED_OUT]
 
 
 @torch.no_grad()
 def look(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batch: Batch,
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     *,
     samples: Sequence[int] | None = None,
     indices: Sequence[int] | None = None,
@@ -80,10 +81,13 @@ def look(
         name, data, command: names for network and data set, and what was typed.
 
     Example:
-        >>> import spikezip, transformers
+        >>> import transformers
+        >>> from spikezip.models.networks import convert, quantize
+        >>> from spikezip.quant.calibration import calibrate
+        >>> from spikezip.quant.config import QuantConfig
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
-        >>> qann = spikezip.quantize(transformers.ViTForImageClassification(vit), spikezip.QuantConfig(levels=8))
-        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> qann = quantize(transformers.ViTForImageClassification(vit), QuantConfig(levels=8))
+        >>> snn = convert(calibrate(qann, torch.randn(2, 3, 32, 32)))
         >>> document = look(snn, torch.randn(2, 3, 32, 32), qann, at=(1, 99))
         >>> document.map, [sample.grid for sample in document.samples]
         ('layers.0.attention.p', [(2, 2), (2, 2)])
@@ -95,24 +99,25 @@ def look(
         raise InputError(f"there is no attention map {map!r}; there are {', '.join(known)}")
     if not at or min(at) < 1 or len(set(at)) < len(at):
         raise InputError(f"at={tuple(at)!r}: steps are counted from 1, and each stands once")
-    check_qann(snn, qann)
+    if qann is not None:
+        check_counterpart(snn, qann)
     head = Head.of(snn)
     answers = head.classes is not None and not head.per_token
     labels = labels_of(head, snn, batch, 0) if answers else None
-    places = range(prepare(snn, batch).size) if samples is None else samples
+    places = range(sample_count(snn.program, snn.prepare(batch))) if samples is None else samples
     if not places or len(set(places)) < len(places):
         raise InputError(f"samples={tuple(places)!r}: at least one is needed, and each once")
     if indices is not None and len(indices) != len(places):
         raise ConfigError(f"indices: expected {len(places)}, one for each sample, not {len(indices)}")
-    if snn.main_input_name != "pixel_values" and len(places) != 1:
-        raise InputError(f"a figure of words shows one text, not {len(places)}: choose one sample")
     inputs = [one_sample(snn, batch, place)[0] for place in places]
-    engine = chosen(snn, engine)
+    if pixels_of(snn, inputs[0]) is None and len(places) != 1:
+        raise InputError(f"a figure of words shows one text, not {len(places)}: choose one sample")
+    engine, _ = resolve_engine(snn.frozen(), snn.program.layout, engine)
     settings: dict[str, Any] = {"engine": engine, "coding": coding, "max_spike": max_spike, "stagger": stagger}
     found: list[AttentionSample] = []
     shown, source = "", ""
     for number, (place, one) in enumerate(zip(places, inputs, strict=True)):
-        run = simulate(snn, one, "equilibrium", **settings)
+        run = simulate(snn, one, steps="equilibrium", **settings)
         maps = maps_of(snn, one, qann_answer(snn, qann, one)[1], run, "equilibrium", settings)
         chosen_map = maps.last_layer if map is None else maps[map]
         shown, source = chosen_map.name, maps.source
@@ -122,7 +127,7 @@ def look(
             answer=_class(head, int(run.logits[0].argmax())) if answers else None,
             t_eq=run.t_eq[0],
             **_weights(chosen_map, at),
-            **_input(one, maps, mean, std, tokenizer),
+            **_input(snn, one, mean, std, tokenizer, maps.grid),
         )
         found.append(sample)
         if progress is not None:
@@ -159,8 +164,14 @@ def _weights(one: AttentionMap, at: Sequence[int]) -> dict[str, Any]:
 
 
 def _input(
-    inputs: Mapping[str, Any], maps: Attentions, mean: Sequence[float], std: Sequence[float], tokenizer: Any
+    snn: SpikingNetwork,
+    inputs: Mapping[str, Any],
+    mean: Sequence[float],
+    std: Sequence[float],
+    tokenizer: Any,
+    grid: tuple[int, int] | None,
 ) -> dict[str, Any]:
-    if maps.grid is None:
+    pixels = pixels_of(snn, inputs)
+    if pixels is None:
         return {"tokens": tuple(token.text for token in tokens_of(inputs, tokenizer))}
-    return {"picture": Picture.of(picture(inputs["pixel_values"][0], mean, std)), "grid": maps.grid}
+    return {"picture": Picture.of(picture(pixels, mean, std)), "grid": grid}

@@ -1,24 +1,27 @@
 """Single neurons at work: membrane and tracer over time, beside the staircase of their quantizer."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spikezip.batches import Batch
+from spikezip.engines import Drive, SpikingNetwork
+from spikezip.engines.loop import step_limit
+from spikezip.engines.spike import SpikeEngine
+from spikezip.engines.state import driven
 from spikezip.errors import ConfigError
 from spikezip.ops import neuron as equations
 from spikezip.ops import rounding
+from spikezip.program.batch import Batch
+from spikezip.program.freeze import Frozen
+from spikezip.program.nodes import Site
 from spikezip.show.chart import COLOURS
 from spikezip.show.need import need
 from spikezip.show.sample import one_sample
 from spikezip.show.static import new_figure, styled
-from spikezip.simulate import SpikingModel, simulate
-from spikezip.spiking.neuron import Neuron
 
 
 @dataclass(frozen=True)
@@ -48,22 +51,24 @@ class NeuronTrace:
 
 @torch.no_grad()
 def trace_neurons(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batch: Batch,
     neurons: Mapping[str, Sequence[int]],
     *,
     sample: int = 0,
     steps: Any = "equilibrium",
-    coding: str = "analog",
     **settings: Any,
 ) -> list[NeuronTrace]:
     """Watch neurons: site → numbers of neurons, counted through its tensor. It runs on the spike engine.
 
     Example:
-        >>> import spikezip, transformers
+        >>> import transformers
+        >>> from spikezip.models.networks import convert, quantize
+        >>> from spikezip.quant.calibration import calibrate
+        >>> from spikezip.quant.config import QuantConfig
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
-        >>> qann = spikezip.quantize(transformers.ViTModel(vit), spikezip.QuantConfig(levels=8))
-        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> qann = quantize(transformers.ViTModel(vit), QuantConfig(levels=8))
+        >>> snn = convert(calibrate(qann, torch.randn(2, 3, 32, 32)))
         >>> (trace,) = trace_neurons(snn, torch.randn(1, 3, 32, 32), {"layernorm": [9]})
         >>> trace.place, trace.tracer[-1] == trace.code[-1]
         ((1, 1), True)
@@ -75,62 +80,52 @@ def trace_neurons(
             f"no site is called {', '.join(map(repr, unknown)) or 'nothing'}; see snn.neurons for the names"
         )
     inputs, _ = one_sample(snn, batch, sample)
-    with _listening({site: known[site] for site in neurons}) as heard:
-        run = simulate(snn, inputs, steps, "spike", coding=coding, record=list(neurons), **settings)
-    traces = []
-    for site, numbers in neurons.items():
-        neuron, seen = known[site], torch.stack(heard[site])[: run.steps]  # the engine may have gone on for a while
-        if coding == "rate" and neuron.entry:  # the input rises over the first steps
-            rising = torch.arange(1, len(seen) + 1).clamp(max=neuron.levels) / neuron.levels
-            seen = seen * rising.view(-1, *[1] * (seen.ndim - 1)).to(seen)
-        tracers = run.trains[site][: len(seen)].cpu().cumsum(dim=0, dtype=torch.int64)
-        traces += [_trace(neuron, seen, tracers, number) for number in numbers]
-    return traces
+    network, drive = snn.frozen(), driven(None, {**settings, "steps": steps, "engine": "spike"})
+    with torch.autocast(network.device.type, enabled=False):
+        engine = _Listening(network, inputs, drive, neurons)
+        for _ in range(step_limit(engine)):
+            engine.advance(1)
+            if drive.steps == "equilibrium" and bool(engine.at_equilibrium(engine.last_spike()).all()):
+                break
+    return [
+        _trace(known[site], network.step_size(site).cpu(), engine.heard[site], number)
+        for site, numbers in neurons.items()
+        for number in numbers
+    ]
 
 
-def _trace(neuron: Neuron, inputs: Tensor, tracers: Tensor, number: int) -> NeuronTrace:
-    shape = inputs.shape[1:]
+class _Listening(SpikeEngine):
+    """The spike engine, keeping what arrives at some sites and their tracers, step by step."""
+
+    def __init__(self, network: Frozen, inputs: Mapping[str, Any], drive: Drive, sites: Iterable[str]) -> None:
+        super().__init__(network, network.program.layout, inputs, drive)
+        self.heard: dict[str, list[tuple[Tensor, Tensor]]] = {site: [] for site in sites}
+
+    def _fire(self, site: Site, u: Tensor) -> Tensor:
+        tracer = super()._fire(site, u)
+        if site.name in self.heard:
+            self.heard[site.name].append((self.entering(site, u).cpu(), tracer.cpu()))
+        return tracer
+
+
+def _trace(site: Site, scale: Tensor, heard: list[tuple[Tensor, Tensor]], number: int) -> NeuronTrace:
+    shape = heard[0][0].shape
     if not 0 <= number < shape.numel():
-        raise ConfigError(f"{neuron.name} has {shape.numel():,} neurons, counted from 0: there is no {number}")
+        raise ConfigError(f"{site.name} has {shape.numel():,} neurons, counted from 0: there is no {number}")
     place = torch.unravel_index(torch.tensor(number), shape)
-    scale = neuron.step_size.cpu()
     scale = scale if scale.ndim == 0 else scale[int(place[-1])]
-    u, tracer = (values.reshape(len(values), -1)[:, number] for values in (inputs, tracers))
+    u, tracer = (torch.stack([each.flatten()[number] for each in values]) for values in zip(*heard, strict=True))
     return NeuronTrace(
-        site=neuron.name,
+        site=site.name,
         place=tuple(int(index) for index in place[1:]),
         scale=float(scale),
-        lo=neuron.lo,
-        hi=neuron.hi,
+        lo=site.lo,
+        hi=site.hi,
         accumulated=u.tolist(),
         membrane=equations.membrane(u, tracer.to(u), scale).tolist(),
-        tracer=tracer.tolist(),
-        code=rounding.code(u, scale, neuron.lo, neuron.hi).to(torch.int64).tolist(),
+        tracer=tracer.to(torch.int64).tolist(),
+        code=rounding.code(u, scale, site.lo, site.hi).to(torch.int64).tolist(),
     )
-
-
-@contextmanager
-def _listening(neurons: Mapping[str, Neuron]) -> Iterator[dict[str, list[Tensor]]]:
-    """Inside the block, what arrives at these neurons is kept, step by step."""
-    heard: dict[str, list[Tensor]] = {site: [] for site in neurons}
-
-    def listen(site: str, answer: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-        def hear(u: Tensor) -> Any:
-            heard[site].append(u.detach().cpu().clone())
-            return answer(u)
-
-        return hear
-
-    asked = ("codes", "values")  # by attention, and by everybody else
-    try:
-        for site, neuron in neurons.items():
-            for name in asked:
-                neuron.__dict__[name] = listen(site, getattr(neuron, name))  # stands before the method of the class
-        yield heard
-    finally:
-        for neuron in neurons.values():
-            for name in asked:
-                neuron.__dict__.pop(name, None)
 
 
 def neuron_figure(traces: Sequence[NeuronTrace]) -> Any:

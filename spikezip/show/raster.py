@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spikezip.engines import Run
 from spikezip.errors import ConfigError, InputError
 from spikezip.show.chart import COLOURS
 from spikezip.show.need import need
 from spikezip.show.static import new_figure, styled
-from spikezip.simulate import Run
 
 UP, DOWN = COLOURS[0], COLOURS[1]
 
@@ -24,11 +24,15 @@ def raster(run: Run, sites: Sequence[str] = (), *, sample: int = 0, neurons: int
         neurons: how many of a site's neurons are drawn, at equal distances. The counts are of all.
 
     Example:
-        >>> import spikezip, transformers
+        >>> import transformers
+        >>> from spikezip.engines import simulate
+        >>> from spikezip.models.networks import convert, quantize
+        >>> from spikezip.quant.calibration import calibrate
+        >>> from spikezip.quant.config import QuantConfig
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
-        >>> qann = spikezip.quantize(transformers.ViTModel(vit), spikezip.QuantConfig(levels=8))
-        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
-        >>> run = spikezip.simulate(snn, torch.randn(1, 3, 32, 32), steps="equilibrium", record=["layernorm"])
+        >>> qann = quantize(transformers.ViTModel(vit), QuantConfig(levels=8))
+        >>> snn = convert(calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> run = simulate(snn, torch.randn(1, 3, 32, 32), steps="equilibrium", record=["layernorm"])
         >>> [axis.get_xlabel() for axis in raster(run).axes]
         ['', 'step']
     """

@@ -6,27 +6,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from spikezip.batches import Batch, prepare
+from spikezip.engines import SpikingNetwork
+from spikezip.engines.split import parts_of
+from spikezip.engines.walk import sizes_of
 from spikezip.errors import InputError
+from spikezip.program.batch import LABELS, Batch, sample_count
 
 _SPACES = ("Ġ", "▁")  # how vocabularies mark a piece that begins a word
 
 
-def one_sample(model: PreTrainedModel, batch: Batch, sample: int) -> tuple[dict[str, Any], int | None]:
+def one_sample(network: SpikingNetwork, batch: Batch, sample: int) -> tuple[dict[str, Any], int | None]:
     """The inputs of one sample as a batch of its own, padded as it was, and its class if the batch names one."""
-    prepared = prepare(model, batch)
-    if not 0 <= sample < prepared.size:
-        raise InputError(f"there is no sample {sample}: the batch holds {prepared.size}, counted from 0")
-
-    def row(value: Any) -> Any:
-        led = isinstance(value, Tensor) and value.ndim and value.shape[0] == prepared.size
-        return value[sample : sample + 1] if led else value
-
-    labels: Any = next(iter(prepared.labels.values()), None)
+    program, inputs = network.program, network.prepare(batch)
+    sizes_of(program, inputs)  # refuses what does not fit
+    size = sample_count(program, inputs)
+    if not 0 <= sample < size:
+        raise InputError(f"there is no sample {sample}: the batch holds {size}, counted from 0")
+    if program.batch is None and size > 1:
+        raise InputError(f"one sample cannot run alone: the network takes {size} at a time ({program.fixed})")
+    given = batch if isinstance(batch, Mapping) else {}
+    labels: Any = next((given[name] for name in LABELS if name in given), None)
     plain = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-    return {name: row(value) for name, value in prepared.inputs.items()}, int(labels[sample]) if plain else None
+    return parts_of(program, inputs, size, size)[sample], int(labels[sample]) if plain else None
+
+
+def pixels_of(network: SpikingNetwork, inputs: Mapping[str, Any]) -> Tensor | None:
+    """The pixels `[C, H, W]` of the one sample; None if it is no image."""
+    name = getattr(network, "main_input_name", "")
+    main = inputs[name if name in inputs else network.program.inputs[0].name]
+    return main[0] if main.ndim == 4 and main.is_floating_point() else None
 
 
 def picture(pixels: Tensor, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
@@ -70,7 +79,7 @@ def tokens_of(inputs: Mapping[str, Any], tokenizer: Any = None) -> list[Token]:
         >>> tokens_of({"input_ids": torch.tensor([[7, 9, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])})
         [Token(text='7', joined=False, special=False), Token(text='9', joined=False, special=False)]
     """
-    ids = [int(number) for number in inputs["input_ids"][0][real_tokens(inputs)]]
+    ids = [int(number) for number in _ids(inputs)[0][real_tokens(inputs)]]
     if tokenizer is None:
         return [Token(str(number)) for number in ids]
     pieces = tokenizer.convert_ids_to_tokens(ids)
@@ -93,4 +102,20 @@ def real_tokens(inputs: Mapping[str, Any]) -> Tensor:
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2:
         return mask[0].bool().cpu()
-    return torch.ones(inputs["input_ids"].shape[1], dtype=torch.bool)
+    return torch.ones(_ids(inputs).shape[1], dtype=torch.bool)
+
+
+def has_tokens(inputs: Mapping[str, Any]) -> bool:
+    return any(_are_ids(value) for value in inputs.values())
+
+
+def _ids(inputs: Mapping[str, Any]) -> Tensor:
+    """The numbers of the tokens, `[1, n]`."""
+    found = inputs.get("input_ids", next(filter(_are_ids, inputs.values()), None))
+    if found is None:
+        raise InputError("the input is neither an image nor a text")
+    return found
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point()

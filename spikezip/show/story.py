@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.adoption import own_class
-from spikezip.batches import Batch
+from spikezip.engines import Run, SpikingNetwork, simulate
 from spikezip.errors import InputError
 from spikezip.measure.answers import Head
-from spikezip.quant.model import QuantizedModel
+from spikezip.program.batch import Batch
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.show.attention import Attentions, maps_of, qann_answer
 from spikezip.show.feature_map import SHADE
 from spikezip.show.names import layer_name
-from spikezip.show.sample import Token, one_sample, picture, real_tokens, tokens_of
-from spikezip.simulate import Run, SpikingModel, simulate
+from spikezip.show.sample import Token, has_tokens, one_sample, picture, pixels_of, real_tokens, tokens_of
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,9 @@ class Story:
 
 @torch.no_grad()
 def tell(
-    snn: SpikingModel,
+    snn: SpikingNetwork,
     batch: Batch,
-    qann: QuantizedModel | None = None,
+    qann: QuantizedNetwork | None = None,
     *,
     sample: int = 0,
     title: str | None = None,
@@ -119,10 +118,13 @@ def tell(
         settings: how to simulate, as `spikezip.simulate` takes it.
 
     Example:
-        >>> import spikezip, transformers
+        >>> import transformers
+        >>> from spikezip.models.networks import convert, quantize
+        >>> from spikezip.quant.calibration import calibrate
+        >>> from spikezip.quant.config import QuantConfig
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=32)
-        >>> qann = spikezip.quantize(transformers.ViTForImageClassification(vit), spikezip.QuantConfig(levels=8))
-        >>> snn = spikezip.convert(spikezip.calibrate(qann, torch.randn(2, 3, 32, 32)))
+        >>> qann = quantize(transformers.ViTForImageClassification(vit), QuantConfig(levels=8))
+        >>> snn = convert(calibrate(qann, torch.randn(2, 3, 32, 32)))
         >>> story = tell(snn, torch.randn(1, 3, 32, 32), qann)
         >>> story.predictions[-1] == story.qann_prediction, [layer.name for layer in story.layers]
         (True, ['embeddings', 'layer 0', 'layernorm'])
@@ -130,9 +132,9 @@ def tell(
     head = Head.of(snn)
     if head.classes is None or (head.per_token and not head.next_token):
         what = "an answer for each token" if head.per_token else "no choice between classes"
-        raise InputError(f"{own_class(snn).__name__} gives {what}: there is no one answer to show over time")
+        raise InputError(f"{type(snn).__name__} gives {what}: there is no one answer to show over time")
     inputs, label = one_sample(snn, batch, sample)
-    run = simulate(snn, inputs, steps, **settings)
+    run = simulate(snn, inputs, steps=steps, **settings)
     output, codes = qann_answer(snn, qann, inputs)
     logits, reference = run.logits_per_step[:, 0].cpu(), output[0].cpu()
     if head.next_token:  # the answer is what comes after the last token
@@ -146,9 +148,9 @@ def tell(
         attention = maps_of(snn, inputs, codes, run, steps, settings)
     except InputError as error:  # a network without one attention over all places still has the rest to show
         note = f"No attention map: {error}."
-    is_image = snn.main_input_name == "pixel_values"
-    if is_image and image is None:
-        image = picture(inputs["pixel_values"][0], mean, std)
+    pixels = pixels_of(snn, inputs)
+    if pixels is not None and image is None:
+        image = picture(pixels, mean, std)
     best, which = over_time.max(dim=-1)
     return Story(
         title=title or f"Sample {sample}",
@@ -162,8 +164,8 @@ def tell(
         t_eq=run.t_eq[0],
         layers=layers_of(run),
         attention=attention,
-        picture=image if is_image else None,
-        tokens=() if is_image else tuple(tokens_of(inputs, tokenizer)),
+        picture=None if pixels is None else image,
+        tokens=tuple(tokens_of(inputs, tokenizer)) if pixels is None and has_tokens(inputs) else (),
         note=note,
         settings={"steps": steps, **settings},
     )
@@ -204,11 +206,12 @@ def layers_of(run: Run) -> tuple[Layer, ...]:
     return tuple(found.values())
 
 
-def _names(snn: SpikingModel, count: int, labels: Sequence[str] | None, tokenizer: Any) -> Any:
+def _names(snn: SpikingNetwork, count: int, labels: Sequence[str] | None, tokenizer: Any) -> Any:
     if labels is not None and len(labels) < count:
         raise InputError(f"there are {len(labels)} labels, but {count} classes")
-    vocabulary = count == getattr(snn.config, "vocab_size", None) and labels is None
-    known = getattr(snn.config, "id2label", None) or {}
+    config = getattr(snn, "config", None)  # a network of transformers has one
+    vocabulary = count == getattr(config, "vocab_size", None) and labels is None
+    known = getattr(config, "id2label", None) or {}
 
     def name(number: int) -> str:
         if labels is not None:

@@ -8,8 +8,8 @@ from transformers import AutoConfig
 
 from spikezip.data.reduction import add_reduction
 from spikezip.errors import ConfigError
-from spikezip.quant.model import QuantizedModel
-from spikezip.quant.quantize import quantize
+from spikezip.models.networks import quantize
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training.depth import check_drop_path
 from spikezip.training.models import with_relu
 from spikezip.training.settings import TrainStage
@@ -17,13 +17,14 @@ from spikezip.training.stage import folded
 from spikezip.training.trainer import share_batch
 from spikezip.training.work import Work
 
+EMBEDDING = "aten.embedding.default"
 FLOATS = ("finetune", "relu")
 
 
 def check_stages(work: Work, model: Any, trained_head: bool) -> None:
     """Refuse a recipe that cannot be carried out with this model and this data."""
     stages = work.recipe.stages
-    quantized = isinstance(model, QuantizedModel)
+    quantized = isinstance(model, QuantizedNetwork)
     if not quantized and stages.quantize is None and (stages.qat or stages.convert):
         raise ConfigError("stages.qat and stages.convert need a quantized network: add a quantize stage")
     if work.recipe.precision == "bf16" and work.state.device.type == "cpu" and not work.cpu:
@@ -51,7 +52,7 @@ def _check_stage(work: Work, name: str, settings: TrainStage, model: Any, can_te
     teacher = settings.distill.teacher if settings.distill is not None else None
     if teacher in FLOATS and (teacher not in earlier or getattr(work.recipe.stages, teacher) is None):
         raise ConfigError(f"{name}.distill.teacher: no stage {teacher} comes before {name} in this recipe")
-    if teacher in FLOATS and isinstance(model, QuantizedModel):
+    if teacher in FLOATS and isinstance(model, QuantizedNetwork):
         raise ConfigError(f"{name}.distill.teacher: the network is quantized already, so no stage {teacher} is run")
     if teacher not in (None, "previous", *FLOATS):
         _find_teacher(name, teacher)
@@ -74,7 +75,7 @@ def _find_teacher(name: str, named: str | None) -> None:
 
 
 def _try_quantizing(work: Work, model: Any) -> None:
-    """Whether every module has a rule and every setting a site, seen on a copy."""
+    """Whether the network can be captured and every setting has a site, seen on a copy."""
     assert work.recipe.stages.quantize is not None
     tried = with_relu(model) if work.recipe.stages.relu is not None else copy.deepcopy(model)
     channels = work.inputs.other_channels(model)
@@ -83,4 +84,9 @@ def _try_quantizing(work: Work, model: Any) -> None:
         tried = folded(tried)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said when it is done in earnest
-        quantize(tried, work.recipe.stages.quantize.quant_config())
+        config = work.recipe.stages.quantize.quant_config()
+        qann = quantize(tried.eval(), config, work.inputs.example(tried.device))
+    if config.embedding_bits is not None and not any(getattr(n, "op", "") == EMBEDDING for n in qann.program.nodes):
+        raise ConfigError(
+            f"embedding_bits={config.embedding_bits}: {type(model).__name__} has no embedding table; leave it None"
+        )

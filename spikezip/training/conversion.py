@@ -5,24 +5,24 @@ from collections.abc import Iterator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spikezip.convert import convert
+from spikezip.engines import SpikingNetwork
 from spikezip.measure.agreement import agreement
 from spikezip.measure.certificate import Certificate
-from spikezip.measure.equivalence import verify
+from spikezip.measure.exactness import verify
 from spikezip.measure.over_time import OverTime
-from spikezip.quant.calibrate import calibrate
-from spikezip.quant.compact import snap
-from spikezip.quant.model import QuantizedModel
-from spikezip.quant.quantize import quantize
-from spikezip.simulate.model import SpikingModel
+from spikezip.models.networks import convert, quantize
+from spikezip.quant.calibration import calibrate
+from spikezip.quant.network import QuantizedNetwork
+from spikezip.quant.snap import snap
 from spikezip.training.callbacks import write_line
 from spikezip.training.cost import Meter
 from spikezip.training.folder import METRICS
+from spikezip.training.models import restore_attention_dropout
 from spikezip.training.settings import VerifyStage
 from spikezip.training.work import MODEL, Work
 
 
-def quantize_stage(work: Work, model: PreTrainedModel) -> QuantizedModel:
+def quantize_stage(work: Work, model: PreTrainedModel) -> QuantizedNetwork:
     """Place the quantizers and calibrate them, or read what the stage left."""
     data, settings = work.inputs.data, work.recipe.stages.quantize
     assert settings is not None
@@ -31,9 +31,10 @@ def quantize_stage(work: Work, model: PreTrainedModel) -> QuantizedModel:
     work.state.wait_for_everyone()  # all have asked before one of them can finish
     if finished is not None:
         work.metrics["quantize"] = finished
-        loaded: QuantizedModel = work.load_stage("quantize", model)
+        loaded: QuantizedNetwork = work.load_stage("quantize", model)
         return loaded
-    qann = quantize(model.eval(), settings.quant_config())
+    qann = quantize(model.eval(), settings.quant_config(), work.inputs.example(model.device))
+    restore_attention_dropout(qann)
     total = min(settings.batches, -(-len(data.train) // settings.batch_size))
     stream = work.inputs.batches(data.train, settings.batch_size, settings.batch_size * total, work.state.device)
 
@@ -49,7 +50,7 @@ def quantize_stage(work: Work, model: PreTrainedModel) -> QuantizedModel:
     return qann
 
 
-def finish_qann(work: Work, qann: QuantizedModel) -> None:
+def finish_qann(work: Work, qann: QuantizedNetwork) -> None:
     """Weights onto the grid for good, then the figures of that network, which is the one that is saved."""
     inputs, test = work.inputs, work.inputs.data.test
     qann.eval()
@@ -62,12 +63,12 @@ def finish_qann(work: Work, qann: QuantizedModel) -> None:
         "samples": len(test),
         "parameters": sum(p.numel() for p in qann.parameters()),
         "grid_agreement": agreement(qann, first).share,
-        "moved_by_snapping": float(moved) if isinstance(moved, (int, float)) else None,
+        "moved_by_snapping": moved,
     }
     work.save(qann, work.folder.path / "qann", compact=bits == 8)
 
 
-def convert_stage(work: Work, qann: QuantizedModel) -> tuple[SpikingModel, Certificate | None]:
+def convert_stage(work: Work, qann: QuantizedNetwork) -> tuple[SpikingNetwork, Certificate | None]:
     """The spiking network, written, and its certificate, if the recipe asks for one. The first process verifies."""
     snn = convert(qann)
     work.save(snn, work.folder.path / "snn")
@@ -78,7 +79,7 @@ def convert_stage(work: Work, qann: QuantizedModel) -> tuple[SpikingModel, Certi
     return snn, certificate
 
 
-def _verify(work: Work, qann: QuantizedModel, snn: SpikingModel, settings: VerifyStage) -> Certificate:
+def _verify(work: Work, qann: QuantizedNetwork, snn: SpikingNetwork, settings: VerifyStage) -> Certificate:
     test = work.inputs.data.test
     total = min(len(test), settings.samples or len(test))
     over_time = OverTime()

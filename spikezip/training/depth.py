@@ -1,5 +1,6 @@
-"""How deep a parameter lies: blocks of a transformer, in the order of execution."""
+"""How deep a parameter lies: blocks of a network, in the order of execution. And leaving blocks out in training."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from spikezip.data.reduction import Reduction
 from spikezip.errors import ConfigError
-from spikezip.models.plan import ATTENTION, make_plan
+from spikezip.program.dropout import with_drop_path
+from spikezip.quant.network import QuantizedNetwork
 
 # Architectures whose blocks end in a norm: what flows between blocks is then a site's output, not a residual sum.
 POST_NORM = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
@@ -18,21 +20,30 @@ POST_NORM = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
 def blocks(model: Any) -> list[str]:
     """The names of a model's blocks: the innermost list entries that hold an attention.
 
+    Where there is no attention, those that hold more than one matrix. Only names are read, which a quantized network
+    has in common with its float model.
+
     Example:
         >>> import transformers
         >>> vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=1, image_size=32)
         >>> blocks(transformers.ViTModel(vit))
         ['layers.0', 'layers.1']
     """
-    attentions = {site.module for site in make_plan(model).sites if site.where == ATTENTION}
-    found: dict[str, None] = {}
-    for attention in attentions:
-        parts = attention.split(".")
-        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-        if numbers:
-            found[".".join(parts[: numbers[-1] + 1])] = None
-    order = {name: i for i, (name, _) in enumerate(model.named_modules())}
-    return sorted(found, key=lambda name: order[name])
+    attentions, matrices = Counter[str](), Counter[str]()
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")[:-1]
+        attention = next((i for i, part in enumerate(parts) if "att" in part.lower()), None)
+        if attention is not None:
+            attentions[_innermost(parts[:attention])] += 1
+        matrices[_innermost(parts)] += parameter.ndim > 1
+    found = {name for name, count in matrices.items() if count > 1} if not any(attentions) else set(attentions)
+    return [name for name, _ in model.named_modules() if name and name in found]
+
+
+def _innermost(parts: list[str]) -> str:
+    """The path of the innermost list entry; empty if there is none."""
+    last = max((i for i, part in enumerate(parts) if part.isdigit()), default=-1)
+    return ".".join(parts[: last + 1])
 
 
 def depths(model: nn.Module, names: list[str]) -> dict[str, int]:
@@ -79,7 +90,13 @@ def dropping_paths(model: Any, rate: float) -> Iterator[None]:
     own drop path, where an architecture has one, is per branch; this one is per block and serves every architecture
     whose blocks add to a residual stream. It stands in for their own, which is off meanwhile: a published Swin brings
     0.1 of its own, and both together would be twice what was asked for. So with a rate of 0 nothing is left out.
+
+    Of a quantized network, whose program says where its residual sums are, each branch is left out for itself.
     """
+    if isinstance(model, QuantizedNetwork):
+        with _at_sums(model, rate):
+            yield
+        return
     own = {module: module.drop_prob for module in model.modules() if type(module).__name__.endswith("DropPath")}
     try:
         for module in own:
@@ -89,6 +106,18 @@ def dropping_paths(model: Any, rate: float) -> Iterator[None]:
     finally:
         for module, probability in own.items():
             module.drop_prob = probability
+
+
+@contextmanager
+def _at_sums(qann: QuantizedNetwork, rate: float) -> Iterator[None]:
+    check_drop_path(qann, rate)
+    whole = qann.program
+    try:
+        if rate:
+            qann.program = with_drop_path(whole, rate)
+        yield
+    finally:
+        qann.program = whole
 
 
 @contextmanager

@@ -1,15 +1,15 @@
 """A loss that is not finite: no step is taken, and the run stops with the site where it began."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spikezip.errors import SpikezipError
-from spikezip.quant.site import Site
-from spikezip.quant.synapse import QuantSynapse
+from spikezip.program.nodes import Function, Node, Product, Site
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training.sharded import gathered, local, plain_name
 from spikezip.training.together import any_process, first_said
 
@@ -81,12 +81,15 @@ def find_cause(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> str:
     backward: list[str] = []
     flat: list[str] = []
     handles = []
-    for name, module in model.named_modules():
-        label = f"site {module.name!r}" if isinstance(module, Site) else f"module {plain_name(name)!r}"
-        if isinstance(module, (Site, QuantSynapse)) or not any(True for _ in module.children()):
-            handles.append(module.register_forward_hook(_watch(label, forward, backward)))
-        if isinstance(module, nn.LayerNorm):
-            handles.append(module.register_forward_hook(_watch_flat(label, flat)))
+    if isinstance(model, QuantizedNetwork):
+        model.watch = _watch_nodes(forward, backward, flat)
+    else:
+        for name, module in model.named_modules():
+            label = f"module {plain_name(name)!r}"
+            if not any(True for _ in module.children()):
+                handles.append(module.register_forward_hook(_watch(label, forward, backward)))
+            if isinstance(module, nn.LayerNorm):
+                handles.append(module.register_forward_hook(_watch_flat(label, flat)))
     try:
         for compute in losses:
             with torch.enable_grad():
@@ -108,44 +111,68 @@ def find_cause(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> str:
             large = f"the gradients are so large, that of {name} most, that their norm is not"
             return f"every value is finite, but {large}{reason}"
     finally:
+        if isinstance(model, QuantizedNetwork):
+            model.watch = None
         for handle in handles:
             handle.remove()
         model.zero_grad(set_to_none=True)
     return "the same samples give finite gradients when they are run again: the cause is not in one site"
 
 
+def _watch_nodes(forward: list[str], backward: list[str], flat: list[str]) -> Callable[[Node, Mapping[str, Any]], None]:
+    """For a program: what reaches a site, and what a site or a product gives."""
+
+    def watch(node: Node, values: Mapping[str, Any]) -> None:
+        if isinstance(node, Function) and node.op == "aten.layer_norm.default":
+            eps = node.args[4] if len(node.args) > 4 else 1e-5
+            _look_for_flat(values[node.reads[0]], eps, f"module {node.module!r}", flat)
+        if not isinstance(node, (Site, Product)):
+            return
+        label = f"site {node.name!r}" if isinstance(node, Site) else f"module {node.module or node.name!r}"
+        if isinstance(node, Site) and not bool(torch.isfinite(values[node.u]).all()):
+            forward.append(f"what reaches {label}")
+        found = values[node.name]
+        _look(found if isinstance(found, Tensor) else found.values, label, forward, backward)
+
+    return watch
+
+
 def _watch(label: str, forward: list[str], backward: list[str]) -> Any:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(module, Site) and args and not bool(torch.isfinite(args[0]).all()):
-            forward.append(f"what reaches {label}")
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            return
-        if not bool(torch.isfinite(output).all()):
-            forward.append(f"the output of {label}")
-        if output.requires_grad:
-
-            def look(grad: Tensor) -> None:
-                if not bool(torch.isfinite(grad).all()):
-                    backward.append(label)
-
-            output.register_hook(look)
+        if isinstance(output, Tensor) and output.is_floating_point():
+            _look(output, label, forward, backward)
 
     return hook
+
+
+def _look(output: Tensor, label: str, forward: list[str], backward: list[str]) -> None:
+    """At a value now, and at its gradient when that comes."""
+    if not bool(torch.isfinite(output).all()):
+        forward.append(f"the output of {label}")
+
+    def look(grad: Tensor) -> None:
+        if not bool(torch.isfinite(grad).all()):
+            backward.append(label)
+
+    if output.requires_grad:
+        output.register_hook(look)
 
 
 def _watch_flat(label: str, flat: list[str]) -> Any:
-    """Tokens whose values are all alike: all a LayerNorm divides by is the root of its epsilon."""
-
     def hook(module: nn.LayerNorm, args: Any, output: Any) -> None:
-        rows = args[0].detach() if args and isinstance(args[0], Tensor) else None
-        if rows is None or module.eps >= STEEP:
-            return
-        count = int((rows.amax(-1) == rows.amin(-1)).sum())
-        if count:
-            grows = f"where gradients grow {module.eps**-0.5:.0e}-fold"
-            flat.append(
-                f". {count} tokens reach {label} with all their values alike, {grows}: all their codes are 0, or the "
-                "same. A float network that is trained further, smaller scales or a larger epsilon of that layer help"
-            )
+        if args and isinstance(args[0], Tensor):
+            _look_for_flat(args[0], module.eps, label, flat)
 
     return hook
+
+
+def _look_for_flat(rows: Tensor, eps: float, label: str, flat: list[str]) -> None:
+    """Tokens whose values are all alike: all a LayerNorm divides by is the root of its epsilon."""
+    rows = rows.detach()
+    count = int((rows.amax(-1) == rows.amin(-1)).sum()) if eps < STEEP else 0
+    if count:
+        flat.append(
+            f". {count} tokens reach {label} with all their values alike, where gradients grow {eps**-0.5:.0e}-fold: "
+            "all their codes are 0, or the same. A float network that is trained further, smaller scales or a larger "
+            "epsilon of that layer help"
+        )

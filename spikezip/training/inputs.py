@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spikezip.adoption import own_class
 from spikezip.data import Pixels, tokenize
 from spikezip.data.base import IMAGES, TEXT, Data, Split
 from spikezip.data.tokens import positions
@@ -43,7 +42,7 @@ class Inputs:
                         self.tokenizer,
                         settings.max_length or room,
                         token_cache(),
-                        types="token_type_ids" in signature(own_class(model).forward).parameters,
+                        types="token_type_ids" in signature(model.forward).parameters,
                     )
             return
         own = getattr(model.config, "image_size", None)
@@ -76,6 +75,11 @@ class Inputs:
             if self.pixels is not None:
                 moved["pixel_values"] = self.pixels(moved["pixel_values"])
             yield moved
+
+    def example(self, device: Any) -> dict[str, Tensor]:
+        """Two samples without labels: their names and shapes say what a network of this data takes."""
+        batch = next(self.batches(self.data.train, 2, 2, device))
+        return {name: value for name, value in batch.items() if name != "labels"}
 
     @torch.no_grad()
     def accuracy(self, model: Any, split: Split, size: int = 256) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
 from torch import nn
@@ -15,14 +16,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from spikezip.adoption import own_class
-from spikezip.checkpoint.format import MANIFEST
-from spikezip.checkpoint.locate import locate
-from spikezip.checkpoint.read import load
 from spikezip.data.base import TEXT, Data
 from spikezip.data.pixels import Pixels
-from spikezip.errors import CheckpointError, ConfigError
-from spikezip.quant.model import QuantizedModel
+from spikezip.errors import ConfigError
+from spikezip.files import MANIFEST
+from spikezip.models.saved_config import load_pretrained
+from spikezip.program.dropout import with_dropout
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training.mimetic import initialize_mimetic
 from spikezip.training.recipe import ModelSettings
 
@@ -42,6 +42,7 @@ DROPOUT_KEYS = (
     "summary_last_dropout",
     "qa_dropout",
 )
+ATTENTION_DROPOUT_KEYS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 # Pretrained as one type, used as another: masked autoencoders are a ViT with a decoder that is thrown away.
 RELATED = {"vit_mae": "vit"}
 PREPROCESSOR = "preprocessor_config.json"
@@ -89,9 +90,9 @@ def make_model(settings: ModelSettings, data: Data) -> PreTrainedModel:
     return model
 
 
-def _quantized(path: str, config: Mapping[str, Any], data: Data) -> QuantizedModel:
-    model = load(path)
-    if not isinstance(model, QuantizedModel):
+def _quantized(path: str, config: Mapping[str, Any], data: Data) -> Any:
+    model = load_pretrained(path)
+    if model.kind != "qann":
         raise ConfigError(f"{path} holds a spiking network; start from the quantized one, which a run leaves in qann/")
     if config:
         raise ConfigError(f"model.config.{next(iter(config))}: {path} is quantized already, its settings stay")
@@ -147,6 +148,8 @@ def set_dropout(model: Any, probability: float | None) -> None:
     """
     if probability is None:
         return
+    if isinstance(model, QuantizedNetwork):
+        model.program = with_dropout(model.program, probability)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability
@@ -158,6 +161,13 @@ def set_dropout(model: Any, probability: float | None) -> None:
             setattr(model.config, key, probability)
 
 
+def restore_attention_dropout(qann: Any) -> None:
+    """Give the dropout of attention the probability that the config names: captured in `eval()` it is 0."""
+    named = (getattr(qann.config, key, None) for key in ATTENTION_DROPOUT_KEYS)
+    probability = next((p for p in named if isinstance(p, (int, float))), 0.0)
+    qann.program = with_dropout(qann.program, float(probability), attention=True)
+
+
 def rebuilt(model: PreTrainedModel, settings: dict[str, Any], what: str) -> PreTrainedModel:
     """A model of the same class with some of the config's settings changed, those that it has, and the same weights."""
     known = {key: value for key, value in settings.items() if hasattr(model.config, key)}
@@ -165,7 +175,7 @@ def rebuilt(model: PreTrainedModel, settings: dict[str, Any], what: str) -> PreT
         raise ConfigError(f"{type(model).__name__}: its config names no {what}; known names: {', '.join(settings)}")
     config = type(model.config).from_dict({**model.config.to_dict(), **known})
     with torch.random.fork_rng(devices=[]):  # weights are replaced at once: random numbers stay where they were
-        new: Any = own_class(model)(config)
+        new: Any = type(model)(config)
     new.load_state_dict(model.state_dict())
     return new.to(model.device, next(model.parameters()).dtype)
 
@@ -188,8 +198,10 @@ def find_pixels(path: str | Path | None) -> Pixels | None:
     """How a pretrained network wants its pixels, where a preprocessor_config.json beside it says so."""
     if path is None:
         return None
-    try:
-        file = locate(path, [PREPROCESSOR]) / PREPROCESSOR
-    except CheckpointError:
-        return None  # the model itself could not be found either: its own error says more
+    file = Path(path, PREPROCESSOR)
+    if not Path(path).exists():
+        try:
+            file = Path(huggingface_hub.hf_hub_download(str(path), PREPROCESSOR))
+        except (OSError, ValueError):  # not there, no access, no connection, no such name
+            return None
     return Pixels.from_json(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spikezip.quant.site import Site
+from spikezip.program.tree import locate
 from spikezip.training.depth import blocks, depths
 from spikezip.training.settings import TrainStage
 from spikezip.training.sharded import local
@@ -17,13 +17,12 @@ def make_optimizer(model: Any, stage: TrainStage) -> torch.optim.AdamW:
     """Weight matrices decay; biases, norms, embeddings of position and scales of sites do not."""
     names = blocks(model)
     depth = depths(model, names)
-    scales = {f"{name}.scale" if name else "scale" for name, m in model.named_modules() if isinstance(m, Site)}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         rate = stage.peak_learning_rate * stage.layer_decay ** (len(names) + 1 - depth[name])
-        rate *= stage.scale_learning_rate if name in scales else 1.0
+        rate *= stage.scale_learning_rate if is_scale(name) else 1.0
         decays = parameter.ndim > 1 and "position" not in name and "cls_token" not in name
         groups.setdefault((rate, stage.weight_decay if decays else 0.0), []).append(parameter)
     optimizer = torch.optim.AdamW(
@@ -37,6 +36,11 @@ def make_optimizer(model: Any, stage: TrainStage) -> torch.optim.AdamW:
     return optimizer
 
 
+def is_scale(name: str) -> bool:
+    """Whether a parameter is the scale of a site."""
+    return name.rpartition(".")[2] == "site_scale"
+
+
 def keep_scales_positive(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Let no step of the optimizer make a site's scale smaller than half of what it was.
 
@@ -45,21 +49,24 @@ def keep_scales_positive(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
     be little to a large scale and end a small one. Works with any optimizer and any training loop.
 
     Example:
-        >>> site = Site("site", lo=-4, hi=3)
-        >>> optimizer = torch.optim.SGD(site.parameters(), lr=100.0)
-        >>> keep_scales_positive(optimizer, site)
-        >>> site.scale.grad = torch.ones(1)
+        >>> from spikezip.models.networks import quantize
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> qann = quantize(model, example=torch.randn(2, 4))
+        >>> scale = qann.scale("2.in")
+        >>> optimizer = torch.optim.SGD([scale], lr=100.0)
+        >>> keep_scales_positive(optimizer, qann)
+        >>> scale.grad = torch.ones(1)
         >>> optimizer.step()
-        >>> site.scale.item()
+        >>> scale.item()
         0.5
     """
-    sites = [m for m in model.modules() if isinstance(m, Site)]
-    if not sites:
+    places = [locate(model, name) for name, _ in model.named_parameters() if is_scale(name)]
+    if not places:
         return
     before: list[Tensor] = []
 
     def scales() -> list[Tensor]:
-        return [local(site.scale) for site in sites]  # asked anew: sharding replaces parameters
+        return [local(getattr(module, leaf)) for module, leaf in places]  # asked anew: sharding replaces parameters
 
     def remember(optimizer: Any, args: Any, kwargs: Any) -> None:
         before[:] = [scale.detach().clone() for scale in scales()]

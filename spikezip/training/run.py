@@ -14,10 +14,10 @@ from transformers import PreTrainedModel, set_seed
 from spikezip.data import open_data, takes
 from spikezip.data.base import Data
 from spikezip.data.reduction import add_reduction
+from spikezip.engines import SpikingNetwork
 from spikezip.errors import ConfigError
 from spikezip.measure.certificate import Certificate
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate.model import SpikingModel
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training.callbacks import Watcher
 from spikezip.training.check import check_stages
 from spikezip.training.conversion import convert_stage, finish_qann, quantize_stage
@@ -41,18 +41,18 @@ class Trained:
     model: Any
     metrics: dict[str, Any]
     folder: Path
-    snn: SpikingModel | None = None
+    snn: SpikingNetwork | None = None
     certificate: Certificate | None = None
 
     @property
-    def qann(self) -> QuantizedModel:
-        if not isinstance(self.model, QuantizedModel):
+    def qann(self) -> QuantizedNetwork:
+        if not isinstance(self.model, QuantizedNetwork):
             raise ConfigError("the recipe has no quantize stage: the result is a float model, see .model")
         return self.model
 
 
 def train(
-    model: PreTrainedModel | QuantizedModel | str | None,
+    model: PreTrainedModel | QuantizedNetwork | str | None,
     recipe: Recipe | Mapping[str, Any] | str | Path,
     *,
     data: Data | None = None,
@@ -117,7 +117,7 @@ def _carry_out(work: Work, given: Any) -> Trained:
     set_seed(work.recipe.seed)
     model = make_model(work.recipe.model, work.inputs.data) if given is None else copy.deepcopy(given)
     work.inputs.prepare(model, work.recipe, work.state)
-    if isinstance(model, QuantizedModel):
+    if isinstance(model, QuantizedNetwork):
         asked = stages.quantize.quant_config() if stages.quantize is not None else model.quant_config
         if asked != model.quant_config:
             raise ConfigError(
@@ -128,7 +128,7 @@ def _carry_out(work: Work, given: Any) -> Trained:
     trained_head = given is not None or not getattr(model, "has_new_head", work.recipe.model.path is None)
     check_stages(work, model, trained_head)
     teacher: Any = None
-    if not isinstance(model, QuantizedModel):
+    if not isinstance(model, QuantizedNetwork):
         channels = work.inputs.other_channels(model)
         for name, settings in (("finetune", stages.finetune), ("relu", stages.relu)):
             if settings is None:
@@ -148,7 +148,7 @@ def _carry_out(work: Work, given: Any) -> Trained:
     if stages.qat is not None:
         model = train_stage(work, QAT, model, stages.qat, teacher)
     result = Trained(model, work.metrics, work.folder.path)
-    if isinstance(model, QuantizedModel):
+    if isinstance(model, QuantizedNetwork):
         finish_qann(work, model)
     if stages.convert is not None:
         result.snn, result.certificate = convert_stage(work, model)

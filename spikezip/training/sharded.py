@@ -5,20 +5,22 @@ accelerate configures it (`accelerate launch --config_file`). What a quantized n
 - Weights are gathered in the precision that they have. FSDP's own mixed precision would round weights and scales to
   bfloat16 before they are put on their grid: another network would be trained than the one that is evaluated. Autocast
   does here what it does elsewhere.
-- A block of a transformer is gathered when it runs, and a product may read a site of the block before (BERT and its
-  kin, heads). So sites note their scale when they run.
+- A block of a float model is gathered when it runs. A quantized network runs as one program, so it is gathered as a
+  whole: weights lie whole on every device during a step, between steps in parts, as gradients and moments do.
 - What leaves a stage is a whole network again, on every process.
 """
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from spikezip.errors import ConfigError
-from spikezip.quant.site import Site
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training.depth import blocks
 
 STATE = "pytorch_model_fsdp.bin"  # what accelerate writes for a sharded model
@@ -89,22 +91,49 @@ def require_sharding(enabled: bool, environment: Mapping[str, str] = os.environ)
 
 
 def prepare_sharding(plugin: Any, model: Any, drop_path: float = 0.0) -> None:
-    """Set what of accelerate's FSDP settings follows from the model, and let its sites note their scales."""
+    """Set what of accelerate's FSDP settings follows from the model."""
     if getattr(plugin, "fsdp_version", 1) != 2:
         raise ConfigError("this accelerate does not know FSDP 2: pip install -U accelerate")
+    plugin.mixed_precision_policy = None
+    if isinstance(model, QuantizedNetwork):
+        _shard_as_one(plugin, model)
+        return
     if plugin.activation_checkpointing and (drop_path > 0 or drops(model)):
         raise ConfigError(
             "fsdp_activation_checkpointing computes blocks twice, and accelerate throws other dice for dropout the "
             "second time: gradients would be wrong. Set dropout and drop_path of this stage to 0, or leave it off"
         )
-    plugin.mixed_precision_policy = None
     if plugin.transformer_cls_names_to_wrap is None:
         # The classes that transformers names itself include embeddings, which accelerate then shards twice and fails.
         found = {type(model.get_submodule(name)).__name__ for name in blocks(model)}
         plugin.transformer_cls_names_to_wrap = sorted(found)
-    for module in model.modules():
-        if isinstance(module, Site):
-            module.notes_scale = True
+
+
+def _shard_as_one(plugin: Any, qann: Any) -> None:
+    """Let accelerate shard a network in one unit: no block, embedding or head of it runs by itself."""
+    if plugin.activation_checkpointing:
+        warnings.warn("fsdp_activation_checkpointing: a quantized network has no blocks, it goes without", stacklevel=2)
+    plugin.activation_checkpointing = False
+    plugin.transformer_cls_names_to_wrap = []
+    qann.get_input_embeddings = qann.get_output_embeddings = _none  # accelerate asks
+
+
+def _none() -> None:
+    return None
+
+
+@contextmanager
+def together(model: Any) -> Iterator[None]:
+    """Inside the block the weights of a sharded network are whole, for what reads them outside of a forward pass.
+
+    Behind it they are in parts: an evaluation leaves them whole, and the optimizer's state is saved by its parts.
+    """
+    sharded = hasattr(model, "unshard")
+    if sharded:
+        model.unshard()
+    yield
+    if sharded:
+        model.reshard()
 
 
 def check_sharded(checkpoint: Path, enabled: bool) -> None:

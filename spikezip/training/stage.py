@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from spikezip.data.reduction import fold_reduction, has_reduction
 from spikezip.errors import ConfigError
-from spikezip.quant.model import QuantizedModel
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training.callbacks import (
     InterruptedRunError,
     Journal,
@@ -124,9 +124,9 @@ def _finish(work: Work, name: str, trainer: StageTrainer, cost: Cost) -> Any:
         "chosen_on_test": trainer.stage.keep == "best" and data.validation is data.test,
     }
     model = trainer.result()
-    if isinstance(model, QuantizedModel):
+    if isinstance(model, QuantizedNetwork):
         metrics["grid_agreement"] = test["test_grid_agreement"]
-        metrics["smallest_scale"] = min(float(site.scale.detach().min()) for site in model.sites.values())
+        metrics["smallest_scale"] = min(float(model.scale(name).detach().min()) for name in model.sites)
     if has_reduction(model):
         model = folded(model)
     work.save(model, work.folder.stage(name) / MODEL)
@@ -134,7 +134,7 @@ def _finish(work: Work, name: str, trainer: StageTrainer, cost: Cost) -> Any:
         _keep_best(work.folder.stage(name), trainer.state.best_model_checkpoint)
         work.folder.discard_checkpoints(name, None)
     work.finish(name, metrics)
-    return model.to("cpu") if work.state.num_processes > 1 and not isinstance(model, QuantizedModel) else model
+    return model.to("cpu") if work.state.num_processes > 1 and not isinstance(model, QuantizedNetwork) else model
 
 
 def _keep_best(folder: Path, checkpoint: str | None) -> None:

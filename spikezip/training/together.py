@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from spikezip.errors import ConfigError
-from spikezip.quant.site import Site
+from spikezip.quant.network import QuantizedNetwork
 
 
 def any_process(flag: bool, device: Any) -> bool:
@@ -55,17 +55,19 @@ def require_scales(model: nn.Module) -> None:
     """A site without a scale would take one from its first batch, another one in every process.
 
     Example:
-        >>> require_scales(Site("site", lo=-4, hi=3))
+        >>> from spikezip.models.networks import quantize
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> require_scales(quantize(model, example=torch.randn(2, 4)))
         Traceback (most recent call last):
             ...
-        spikezip.errors.ConfigError: site 'site' has no scale yet, and several processes cannot set one: add a ...
+        spikezip.errors.ConfigError: site '2.in' has no scale yet, and several processes cannot set one: add a ...
     """
-    for module in model.modules():
-        if isinstance(module, Site) and not module.is_ready():
-            raise ConfigError(
-                f"site {module.name!r} has no scale yet, and several processes cannot set one: "
-                "add a quantize stage, or calibrate the network first"
-            )
+    waiting = model.waiting() if isinstance(model, QuantizedNetwork) else []
+    if waiting:
+        raise ConfigError(
+            f"site {waiting[0]!r} has no scale yet, and several processes cannot set one: "
+            "add a quantize stage, or calibrate the network first"
+        )
 
 
 def find_unused(model: Any, inputs: dict[str, Any]) -> list[str]:

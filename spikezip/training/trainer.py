@@ -23,13 +23,13 @@ from spikezip.data.images import Images
 from spikezip.data.randaugment import is_small
 from spikezip.errors import ConfigError
 from spikezip.measure.agreement import agreement
-from spikezip.quant.model import QuantizedModel
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training.finite import DivergedError, FiniteGuard, find_cause
 from spikezip.training.graphs import GraphedFunction, GraphedStep
 from spikezip.training.losses import distillation_loss, label_loss
 from spikezip.training.optimizer import make_optimizer
 from spikezip.training.settings import TrainStage
-from spikezip.training.sharded import check_sharded, fill, prepare_sharding, require_sharding
+from spikezip.training.sharded import check_sharded, fill, prepare_sharding, require_sharding, together
 from spikezip.training.together import find_unused, require_scales
 
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
@@ -243,12 +243,12 @@ class StageTrainer(Trainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         output = super().evaluation_loop(*args, **kwargs)
-        if isinstance(self.model, QuantizedModel) and isinstance(self.eval_dataset, Split):
+        if isinstance(self.model, QuantizedNetwork) and isinstance(self.eval_dataset, Split):
             prefix = kwargs.get("metric_key_prefix", "eval")
             few = self.eval_dataset.__getitems__(range(min(AGREEMENT_SAMPLES, len(self.eval_dataset))))
             self.model.eval()
             # The training forward pass as it is run in training: under autocast, where that is on.
-            with self.compute_loss_context_manager():
+            with self.compute_loss_context_manager(), together(self.model):
                 found = agreement(self.model, self._prepare_inputs(few))
             output.metrics[f"{prefix}_grid_agreement"] = found.share
         return output

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from spikezip.checkpoint.read import load
-from spikezip.checkpoint.write import save
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate.model import SpikingModel
+from spikezip.engines import SpikingNetwork
+from spikezip.files import save
+from spikezip.models.saved_config import files_beside, load_pretrained
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training.callbacks import Progress, Watcher
 from spikezip.training.folder import RunFolder
 from spikezip.training.inputs import Inputs
@@ -45,8 +45,8 @@ class Work:
         """Write a network with what lies beside it; only the first process does."""
         if not self.state.is_main_process:
             return
-        if isinstance(model, (QuantizedModel, SpikingModel)):
-            save(model, folder, compact=compact)
+        if isinstance(model, (QuantizedNetwork, SpikingNetwork)):
+            save(model, folder, compact=compact, extra=files_beside(model))
         else:
             model.save_pretrained(folder)
         self.inputs.save_beside(folder)
@@ -54,6 +54,6 @@ class Work:
     def load_stage(self, name: str, like: Any) -> Any:
         """The network of a stage that is finished."""
         folder = self.folder.stage(name) / MODEL
-        if name == "quantize" or isinstance(like, QuantizedModel):
-            return load(folder).to(like.device)
+        if name == "quantize" or isinstance(like, QuantizedNetwork):
+            return load_pretrained(folder).to(like.device)
         return type(like).from_pretrained(folder, dtype=torch.float32).to(like.device)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-import transformers
-from shell import fails, ok, run
+from shell import fails, ok, run, save_longformer
 
 from spikezip.measure.processes import leave
 
@@ -26,8 +25,7 @@ def test_when_it_is_done_it_leaves_the_group(home: Path) -> None:
 
 @pytest.mark.usefixtures("group")
 def test_so_it_does_with_an_exit_code_of_its_own(tmp_path: Path) -> None:
-    config = transformers.MobileNetV1Config(architectures=["MobileNetV1ForImageClassification"])
-    config.save_pretrained(tmp_path)
+    save_longformer(tmp_path)
     assert run("inspect", tmp_path).exit_code == 1
     assert not dist.is_initialized()
 

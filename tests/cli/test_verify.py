@@ -34,7 +34,7 @@ def test_verify_without_snn_and_with_other_settings(home: Path) -> None:
 
 def test_verify_says_no_with_exit_code_1(home: Path, tmp_path: Path) -> None:
     other = spikezip.load(home / "vit-qann")
-    next(iter(other.sites.values())).scale.data.mul_(3)
+    other.scale(next(iter(other.sites))).data.mul_(3)
     spikezip.save(spikezip.convert(other), tmp_path / "other")
     result = run("verify", home / "vit-qann", tmp_path / "other", "--data", home / "images.npz")
     assert result.exit_code == 1
@@ -45,4 +45,5 @@ def test_verify_says_no_with_exit_code_1(home: Path, tmp_path: Path) -> None:
 
 def test_images_of_another_size(home: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "large.npz", x=np.zeros((1, 3, 32, 32), np.float32))
-    assert "doesn't match model" in fails("verify", home / "vit-qann", "--data", tmp_path / "large.npz")
+    line = fails("verify", home / "vit-qann", "--data", tmp_path / "large.npz")
+    assert "pixel_values has the shape [1, 3, 32, 32], but [b, 3, 16, 16] is needed" in line

@@ -10,7 +10,7 @@ import transformers
 
 import spikezip
 from spikezip.data.reduction import add_reduction, fold_reduction, stretches
-from spikezip.errors import ConfigError, CoverageError
+from spikezip.errors import ConfigError
 
 VISION = [name for name in tiny_models.HEADS if tiny_models.HEADS[name]().main_input_name == "pixel_values"]
 CHANNELS = 8
@@ -94,9 +94,14 @@ def test_the_spiking_network_behind_it_is_exact() -> None:
     assert certificate.codes > 0
 
 
-def test_an_unfolded_model_is_not_quantized() -> None:
-    with pytest.raises(CoverageError, match="parametrizations"):
-        spikezip.quantize(reduced())
+def test_an_unfolded_model_is_the_same_network() -> None:
+    frames = torch.randn(3, CHANNELS, 32, 32)
+    model = reduced().eval()
+    qann = spikezip.calibrate(spikezip.quantize(model, example={"pixel_values": frames}), frames).eval()
+    fold_reduction(model)
+    folded = spikezip.calibrate(spikezip.quantize(model), frames).eval()
+    assert torch.equal(qann(frames).logits, folded(frames).logits)
+    assert spikezip.verify(qann, spikezip.convert(qann), frames).exact
 
 
 def test_errors_name_the_remedy() -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from spikezip.engines import folded, graphs
 from spikezip.engines.folded import FoldedEngine
+from spikezip.engines.loop import run
 from spikezip.engines.run import Run
-from spikezip.engines.simulate import run
 from spikezip.engines.state import Drive
 from spikezip.program.freeze import Frozen
 
@@ -36,12 +36,12 @@ def compare(name: str, net: Net, **drive: Any) -> None:
     FoldedEngine.use_graphs = True
     for each in found:
         kernel_runs.assert_same(each, judge)
-    memory = graphs._memories.get(id(given.program), graphs.Memory())
+    memory = graphs.memory_of(given.program)
     refused = set(memory.refused.values())
     print(f"{name} {drive or ''}: equal spikes; {len(memory.graphs)} graphs; refused: {refused or 'none'}", flush=True)
     assert not refused
     assert bool(memory.graphs) == (not {"coding", "stagger", "record", "count_neurons"} & set(drive))
-    graphs.forget()
+    graphs.forget(given.program)
 
 
 def two_runs_take_turns(net: Net) -> None:
@@ -77,7 +77,7 @@ def images_per_second(batch: int, steps: int, rests: float) -> None:
             torch.cuda.synchronize()
             if i >= 3:
                 times.append(time.perf_counter() - started)
-        memory = graphs._memories.get(id(given.program), graphs.Memory())
+        memory = graphs.memory_of(given.program)
         shown = ", ".join(f"{batch / t:.1f}" for t in times)
         fired = sum(float(c.sum()) for c in found.spike_counts.values()) / batch
         peak = torch.cuda.max_memory_allocated() / 2**30
@@ -87,7 +87,7 @@ def images_per_second(batch: int, steps: int, rests: float) -> None:
             f"{fired:.3g} spikes per image; peak {peak:.1f} GiB; refused {set(memory.refused.values()) or 'none'}",
             flush=True,
         )
-        graphs.forget()
+        graphs.forget(given.program)
     FoldedEngine.use_graphs = True
 
 

@@ -4,6 +4,9 @@ On the GPU where there is one, else under Triton's interpreter, in a process of 
 chunks that do not fit into the memory, are tried on the CPU, with a graph that notes operators and runs them again.
 """
 
+import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from spikezip.engines import graphs
 from spikezip.engines.folded import FoldedEngine
 from spikezip.engines.fuse import Attention, Norm, Products, Step, Sum, fuse
-from spikezip.engines.simulate import run
+from spikezip.engines.loop import run
 from spikezip.engines.state import Drive
 from spikezip.ops import neuron
 from spikezip.ops.grid import choose
@@ -360,11 +363,18 @@ def test_masks_belong_to_the_run(recorded: type[Graph]) -> None:
     assert recorded.recorded == 2  # one without a mask, and one for both that have one
 
 
-def test_changed_weights_are_recorded_anew(recorded: type[Graph]) -> None:
+@pytest.mark.parametrize("how", ["in place", "through .data", "through numpy"])
+def test_changed_weights_are_recorded_anew(recorded: type[Graph], how: str) -> None:
     net, batch = network()
     images = batch["pixel_values"]
     simulate(net, images)
-    net.tensors["classifier.bias"].add_(1.0)
+    bias = net.tensors["classifier.bias"]
+    if how == "in place":
+        bias.add_(1.0)
+    elif how == "through .data":
+        bias.data.add_(1.0)
+    else:
+        bias.numpy()[:] += 1.0
     assert same(simulate(net, images), simulate(net, images, "spike"))
     assert recorded.recorded == 2
 
@@ -372,19 +382,22 @@ def test_changed_weights_are_recorded_anew(recorded: type[Graph]) -> None:
 def test_graphs_end_with_their_program(recorded: type[Graph]) -> None:
     net, batch = network()
     simulate(net, batch["pixel_values"])
-    key = id(net.program)
-    assert graphs._memories[key].graphs
+    kept = weakref.ref(graphs.memory_of(net.program))
+    assert kept().graphs
+    copied = copy.deepcopy(net.program)
+    assert not graphs.memory_of(copied).graphs
     del net
-    assert key not in graphs._memories
+    gc.collect()
+    assert kept() is None
 
 
 def test_few_graphs_are_kept(recorded: type[Graph]) -> None:
     net, batch = network()
     for size in range(1, graphs.MOST + 2):
         simulate(net, batch["pixel_values"][:size])
-    memory = graphs._memories[id(net.program)]
+    memory = graphs.memory_of(net.program)
     assert len(memory.graphs) == graphs.MOST
-    graphs.forget()
+    graphs.forget(net.program)
     assert not memory.graphs
 
 
@@ -405,6 +418,7 @@ def test_what_cannot_be_recorded_runs_plainly_and_says_why(
     engine = FoldedEngine(net, net.program.layout, batch, Drive(engine="folded"))
     engine.advance(3)
     assert "not permitted" in engine.graph_refused
+    assert "not permitted" in simulate(net, images).why_no_graph
 
 
 def test_nothing_is_recorded_without_room(recorded: type[Graph], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +437,7 @@ def test_nothing_is_recorded_without_room(recorded: type[Graph], monkeypatch: py
         assert all(same(judge, simulate(net, images)) for _ in range(2))
     assert recorded.recorded == 0
     assert wanted == [2000]  # it is tried once, not for every chunk
-    graphs.forget()
+    graphs.forget(net.program)
     assert same(judge, simulate(net, images))
     assert recorded.recorded == 1
 

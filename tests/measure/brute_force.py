@@ -4,11 +4,13 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import spikezip
-from spikezip.simulate.drive import ENGINES
-from spikezip.simulate.spike import SpikeEngine
+from spikezip.engines import ENGINES
+from spikezip.engines.spike import SpikeEngine
+from spikezip.program.analysis import source
+from spikezip.program.nodes import Site
 
 
 class CountingEngine(SpikeEngine):
@@ -18,6 +20,7 @@ class CountingEngine(SpikeEngine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        mask = args[2].get("attention_mask")
         type(self).last = self
         self.tally: Counter[str] = Counter()  # product → accumulates of the batch
         self.real: Counter[str] = Counter()  # the same among tokens that are no padding
@@ -25,57 +28,59 @@ class CountingEngine(SpikeEngine):
         self.fired: Counter[str] = Counter()
         self.changed: Counter[str] = Counter()  # site → samples × steps in which its input changed
         self.before: dict[str, Tensor] = {}
-        self.mask: Tensor | None = None  # [texts, tokens]
+        self.arrived: dict[tuple[str, int], Tensor] = {}
+        self.mask = None if mask is None else mask.flatten(0, -2)  # [texts, tokens]
 
-    def advance(self, network: Any, inputs: dict[str, Any], steps: int) -> Any:
-        mask = inputs.get("attention_mask")
-        self.mask = None if mask is None else mask.flatten(0, -2)
-        return super().advance(network, inputs, steps)
-
-    def codes(self, site: Any, u: Tensor) -> Tensor:
-        was = self.tracers[site.name].clone() if site.name in self.tracers else torch.zeros_like(u)
+    def _fire(self, site: Any, u: Tensor) -> Tensor:
+        was = self.state.tracers[site.name].clone() if site.name in self.state.tracers else torch.zeros_like(u)
         before = self.before.get(site.name)
-        by_sample = u.reshape(self.settings.batch, -1)
-        for b in range(self.settings.batch):
+        arriving = self.entering(site, u)
+        by_sample = arriving.reshape(self.batch, -1)
+        for b in range(self.batch):
             if before is None or not torch.equal(before[b], by_sample[b]):
                 self.changed[site.name] += 1
         self.before[site.name] = by_sample.clone()
-        now = super().codes(site, u)
+        now = super()._fire(site, u)
         for spike in (now - was).flatten().tolist():
             self.fired[site.name] += abs(int(spike))
         return now
 
-    def arrivals(self, owner: nn.Module, tag: str, codes: Tensor) -> Tensor:
-        key = (owner, tag)
-        return codes - self.seen[key] if key in self.seen else codes.clone()
+    def _product(self, node: Any, values: Any) -> Tensor:
+        operands = [values[name].clone() for name in node.reads[:2] if isinstance(source(self.program, name), Site)]
+        arrivals = [x - self.arrived.get((node.name, i), torch.zeros_like(x)) for i, x in enumerate(operands)]
+        if len(operands) == 1:
+            self.linear(node, arrivals[0])
+        else:
+            self.matmul(node, *operands, *arrivals)
+        self.arrived |= {(node.name, i): x for i, x in enumerate(operands)}
+        return super()._product(node, values)
 
     def add(self, product: str, count: int, real: int) -> None:
         self.tally[product] += count
         self.real[product] += real
-        self.by_step.setdefault(product, Counter())[self.done] += count
+        self.by_step.setdefault(product, Counter())[self.state.done] += count
 
-    def linear(self, owner: Any, tag: str, codes: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        if tag == "0":  # the second half of a 16-bit weight belongs to the same accumulate
-            spikes = self.arrivals(owner, tag, codes)
-            count = real = 0
-            for index in spikes.nonzero().tolist():
-                cost = 0
-                for _row in weight:  # one sum for each row of the weights
-                    cost += abs(int(spikes[tuple(index)]))
-                count += cost
-                real += cost * self.is_real(index, spikes.ndim)
-            self.add(owner.name, count, real)
-        return super().linear(owner, tag, codes, weight, *rest)
+    def linear(self, node: Any, spikes: Tensor) -> None:
+        rows = self.program[node.reads[1]].shape[0]
+        count = real = 0
+        for index in spikes.nonzero().tolist():
+            cost = 0
+            for _row in range(rows):  # one sum for each row of the weights
+                cost += abs(int(spikes[tuple(index)]))
+            count += cost
+            real += cost * self.is_real(index, spikes.ndim, len(spikes))
+        self.add(node.module, count, real)
 
-    def is_real(self, index: list[int], ndim: int) -> bool:
-        if self.mask is None or ndim < 3:
+    def is_real(self, index: list[int], ndim: int, rows: int) -> bool:
+        if self.mask is None or (ndim < 3 and rows != self.mask.numel()):
             return True
+        if ndim < 3:  # tokens one after another
+            return bool(self.mask.flatten()[index[0]])
         return bool(self.mask[index[0], index[1]])
 
-    def matmul(self, owner: Any, tag: str, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
-        left, right = self.arrivals(owner, tag + ":a", a), self.arrivals(owner, tag + ":b", b)
-        tracer_first, spike_first, both = ("S_Q·K", "Q·S_K", "Q·K") if tag == "qk" else ("S_P·V", "P·S_V", "P·V")
-        name = owner.p.name.removesuffix(".p")
+    def matmul(self, node: Any, a: Tensor, b: Tensor, left: Tensor, right: Tensor) -> None:
+        mixes = node.a in self.program and "softmax" in str(self.program[source(self.program, node.a).u].details)
+        tracer_first, spike_first, both = ("S_P·V", "P·S_V", "P·V") if mixes else ("S_Q·K", "Q·S_K", "Q·K")
         # a: [texts, heads, rows, inner], b: [texts, heads, inner, columns]
         for product, spikes, is_left in ((tracer_first, right, False), (spike_first, left, True), (both, left, True)):
             count = real = 0
@@ -85,14 +90,13 @@ class CountingEngine(SpikeEngine):
                     # the pair of operands a[row, inner] · b[inner, column] that this spike is one of
                     row, inner, column = (i, j, other) if is_left else (other, i, j)
                     count += size
-                    real += size * self.both_real(tag, text, row, inner, column)
-            self.add(f"{name}.{product}", count, real)
-        return super().matmul(owner, tag, a, b, *rest)
+                    real += size * self.both_real(mixes, text, row, inner, column)
+            self.add(f"{node.name}.{product}", count, real)
 
-    def both_real(self, tag: str, text: int, row: int, inner: int, column: int) -> bool:
+    def both_real(self, mixes: bool, text: int, row: int, inner: int, column: int) -> bool:
         if self.mask is None:
             return True
-        key = column if tag == "qk" else inner
+        key = inner if mixes else column
         return bool(self.mask[text, row]) and bool(self.mask[text, key])
 
 
@@ -102,7 +106,7 @@ def count(snn: Any, batch: Any, **settings: Any) -> CountingEngine:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # on more, each would have a part of the batch, and an engine of its own
     try:
-        spikezip.simulate(snn, batch, "equilibrium", "counting", **settings)
+        spikezip.simulate(snn, batch, steps="equilibrium", engine="counting", **settings)
     finally:
         del ENGINES["counting"]
         torch.set_num_threads(threads)

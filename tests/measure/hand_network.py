@@ -63,8 +63,8 @@ def make_hand_network(weight_bits: int | None = 8) -> Any:
         model.vit.embeddings.patch_embeddings.projection.bias.copy_(torch.tensor([1.0, 3.0]))
         model.classifier.weight.fill_(1.0)
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=8, weight_bits=weight_bits)).eval()
-    for name, site in qann.sites.items():
-        site.set_scale(torch.tensor([0.25 if name.endswith(".p") else 1.0]))
+    for name in qann.sites:
+        qann.set_scale(name, torch.tensor([0.25 if name.endswith(".p") else 1.0]))
     return spikezip.convert(qann)
 
 

@@ -9,14 +9,14 @@ import transformers
 from torch import Tensor
 
 import spikezip
-from spikezip.quant.model import QuantizedModel
-from spikezip.simulate import SpikingModel
+from spikezip.engines import SpikingNetwork
+from spikezip.quant import QuantizedNetwork
 
 CLASSES = 7
 
 
 @cache
-def networks() -> tuple[Any, QuantizedModel, SpikingModel]:
+def networks() -> tuple[Any, QuantizedNetwork, SpikingNetwork]:
     """Float model, QANN, SNN."""
     torch.manual_seed(0)
     config = transformers.ViTConfig(
@@ -39,7 +39,7 @@ def networks() -> tuple[Any, QuantizedModel, SpikingModel]:
 
 
 @cache
-def altered() -> QuantizedModel:
+def altered() -> QuantizedNetwork:
     """The QANN with a bias a little off: other codes for one of ten samples, with sites and scales as they were."""
     other = copy.deepcopy(networks()[1])
     with torch.no_grad():

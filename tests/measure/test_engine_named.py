@@ -11,13 +11,12 @@ from spikezip.measure import tune
 from spikezip.measure.document import Measurement
 from spikezip.measure.measuring import measure
 from spikezip.ops.compiled import numba_is_here
-from spikezip.simulate import drive
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.skipif(not numba_is_here(), reason="numba"))])
 def ran(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The engine that "auto" stands for, with compiled loops and without."""
-    monkeypatch.setattr(drive, "numba_is_here", lambda: request.param)
+    monkeypatch.setattr("spikezip.engines.loop.numba_is_here", lambda: request.param)
     return "event" if request.param else "folded"
 
 

@@ -210,7 +210,7 @@ def test_what_cannot_be_measured() -> None:
         measure(snn, iter(()))
     with pytest.raises(ConfigError, match=r"what spikezip\.convert returns"):
         measure(qann, measured.batches(1))
-    with pytest.raises(ConfigError, match="qann is the quantized network"):
+    with pytest.raises(ConfigError, match=r"qann is what spikezip\.quantize returns"):
         measure(snn, measured.batches(1), model)
     other = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=8)), torch.randn(8, 3, 16, 16))
     with pytest.raises(ConfigError, match="another network than the one that was converted: 'embeddings' differs"):

@@ -7,6 +7,7 @@ import measured
 import pytest
 
 import spikezip
+from spikezip.engines import quantized
 from spikezip.measure import one_batch
 from spikezip.measure.certificate import Certificate, summarize_t_eq
 from spikezip.measure.document import Measurement
@@ -36,8 +37,6 @@ def test_it_is_that_of_verify(options: dict[str, Any], exact: bool) -> None:
 
 def test_every_difference_is_counted() -> None:
     """Against a comparison of all codes one by one."""
-    from spikezip.measure.comparison import reference
-
     snn, other, data = measured.networks()[2], measured.altered(), measured.batches_with_differences()
     found = measure(snn, data, other).certificate
     assert found is not None
@@ -45,7 +44,8 @@ def test_every_difference_is_counted() -> None:
     t_eq: list[int] = []
     for batch in data:
         run = spikezip.simulate(snn, batch, "equilibrium")
-        output, expected = reference(other, {"pixel_values": batch["pixel_values"]})
+        found_output, expected = quantized(other.frozen(), other.prepare(batch))
+        output = found_output["logits"]
         for site, right in expected.items():
             pairs = list(zip(right.flatten().tolist(), run.tracers[site].flatten().tolist(), strict=True))
             codes += len(pairs)
@@ -60,19 +60,19 @@ def test_every_difference_is_counted() -> None:
 
 def test_one_simulation_and_one_pass_of_the_qann(monkeypatch: pytest.MonkeyPatch) -> None:
     _, qann, snn = measured.networks()
-    real, runs, passes = one_batch.simulate, [], []
+    calls = []
 
-    def counted(*args: Any, **named: Any) -> Any:
-        runs.append(args)
-        return real(*args, **named)
+    def counted(name: str, real: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            calls.append(name)
+            return real(*args, **named)
 
-    monkeypatch.setattr(one_batch, "simulate", counted)
-    hook = qann.register_forward_hook(lambda *args: passes.append(1))
-    try:
-        measure(snn, measured.batches(2, 1), qann)
-    finally:
-        hook.remove()
-    assert (len(runs), len(passes)) == (2, 2)
+        return call
+
+    for name in ("simulate", "quantized"):
+        monkeypatch.setattr(one_batch, name, counted(name, getattr(one_batch, name)))
+    measure(snn, measured.batches(2, 1), qann)
+    assert calls == ["simulate", "quantized"] * 2
 
 
 def test_codes_are_compared_only_when_they_are_final() -> None:

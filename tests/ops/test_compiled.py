@@ -93,7 +93,7 @@ def test_counts_that_are_nan_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is how the neurons of a GPU say that a NaN has reached them."""
     import transformers
 
-    from spikezip.simulate.folded import FoldedEngine
+    from spikezip.engines.folded import FoldedEngine
 
     config = transformers.ViTConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
@@ -162,7 +162,7 @@ def test_both_engines_have_the_same_spikes(
 ) -> None:
     import transformers
 
-    for module in ("spikezip.ops.neuron.fast", "spikezip.ops.grid.choose", "spikezip.simulate.drive"):
+    for module in ("spikezip.ops.neuron.fast", "spikezip.ops.grid.choose", "spikezip.engines.loop"):
         monkeypatch.setattr(sys.modules[module], "numba_is_here", lambda: has_numba)
     torch.manual_seed(0)
     config = transformers.ViTConfig(
@@ -188,7 +188,6 @@ def test_both_engines_have_the_same_spikes(
     assert torch.equal(slow.logits_per_step, quick.logits_per_step)
 
 
-@pytest.mark.filterwarnings("ignore:.*output_attentions")
 def test_what_comes_out_is_plain() -> None:
     """A batch large enough for int8 products in the head, and attention maps, which few ask for."""
     import transformers
@@ -196,18 +195,18 @@ def test_what_comes_out_is_plain() -> None:
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
-        hidden_act="relu", num_labels=8, attn_implementation="eager",
+        hidden_act="relu", num_labels=8, attn_implementation="eager", output_attentions=True, output_hidden_states=True,
     )  # fmt: skip
     images = torch.randn(70, 3, 8, 8)
     qann = spikezip.calibrate(spikezip.quantize(transformers.ViTForImageClassification(config)), images).eval()
     snn = spikezip.convert(qann)
     with torch.no_grad():
-        expected = qann(images, output_attentions=True, output_hidden_states=True)
-        found = snn(pixel_values=images, output_attentions=True, output_hidden_states=True)
+        expected, found = qann(images), snn(pixel_values=images)
     assert type(found.logits) is torch.Tensor
     assert torch.equal(found.logits, expected.logits)
     assert found.logits.numpy().shape == (70, 8)
     for name in ("attentions", "hidden_states"):
+        assert len(found[name]) > 0
         for ours, theirs in zip(found[name], expected[name], strict=True):
             assert type(ours) is torch.Tensor
             assert torch.equal(ours, theirs)

@@ -1,4 +1,4 @@
-"""The quantizer that trains: one rounding rule forward, LSQ's gradients backward; and the site around it."""
+"""The quantizer that trains: one rounding rule forward, LSQ's gradients backward."""
 
 import math
 
@@ -8,11 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spikezip.errors import CalibrationError
 from spikezip.ops import grid
 from spikezip.ops.rounding import reference
 from spikezip.quant.lsq import initial_scale, lsq, on_grid
-from spikezip.quant.site import Site
 
 RANGES = [(-4, 3), (-16, 15), (0, 7), (0, 255)]
 
@@ -91,49 +89,3 @@ def test_training_sees_the_weights_of_conversion(bits: int, shape: tuple[int, ..
 def test_float_weights_pass_untouched() -> None:
     weight = sample(3, 4)
     assert on_grid(weight, None) is weight
-
-
-def test_the_first_training_batch_sets_the_scale_once() -> None:
-    site, first, second = Site("site", lo=-4, hi=3).train(), sample(50), sample(50, seed=1) * 10
-    out = site(first)
-    assert torch.equal(site.step_size, initial_scale(first, 3))
-    assert torch.equal(out, reference.code(first, site.step_size, -4, 3) * site.step_size)
-    out.sum().backward()
-    assert site.scale.grad is not None
-    site(second)
-    assert torch.equal(site.step_size, initial_scale(first, 3))
-
-
-def test_training_and_evaluation_give_the_same_values() -> None:
-    site, u = Site("site", lo=-16, hi=15).train(), sample(7, 60)
-    trained = site(u)
-    assert torch.equal(site.eval()(u), trained)
-
-
-def test_a_site_without_a_scale_refuses_to_evaluate() -> None:
-    with pytest.raises(CalibrationError, match=r"layers\.0"):
-        Site("layers.0", lo=-4, hi=3).eval()(torch.zeros(2))
-
-
-@pytest.mark.parametrize("used_before", [False, True])
-def test_a_reloaded_site_keeps_its_scale(used_before: bool) -> None:
-    site = Site("site", lo=-4, hi=3).train()
-    site(sample(50))
-    state = {name: value.clone() for name, value in site.state_dict().items()}
-    assert set(state) == {"scale", "initialized"}
-    other = Site("site", lo=-4, hi=3).train()
-    if used_before:
-        other(sample(50, seed=1) * 10)
-    other.load_state_dict(state)
-    other(sample(50, seed=2) * 10)
-    assert torch.equal(other.scale, site.scale)
-
-
-def test_loading_an_unset_site_unsets_it() -> None:
-    empty = {name: value.clone() for name, value in Site("site", lo=-4, hi=3).state_dict().items()}
-    site = Site("site", lo=-4, hi=3).train()
-    site(sample(50))
-    site.load_state_dict(empty)
-    u = sample(50, seed=1) * 10
-    site(u)
-    assert torch.equal(site.step_size, initial_scale(u, 3))

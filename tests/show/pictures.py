@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import browser
 from PIL import Image
 
-from spikezip.convert import convert
 from spikezip.demo import load_images, load_qann, normalise
+from spikezip.models.networks import convert
 from spikezip.show import attention_figure, neuron_figure, save_figure, trace_neurons
 
 MARGIN = 12
@@ -49,7 +49,7 @@ def for_papers(folder: Path) -> None:
     at = (2, 4, 6, 8, 10, 12, 16, 24)
     figure = attention_figure(snn, batch, qann, at=at, image=images[0].permute(1, 2, 0))
     save_figure(figure, folder / "attention.png")
-    traces = trace_neurons(snn, batch, {"layers.3.attention.o": [77, 3001]})
+    traces = trace_neurons(snn, batch, {"layers.3.attention.o": [3213, 2361]})
     save_figure(neuron_figure(traces), folder / "neuron.png")
 
 

@@ -6,9 +6,12 @@ from typing import Any
 import tiny_models
 import torch
 
-import spikezip
 from spikezip.measure.document import Measurement
+from spikezip.measure.exactness import verify
 from spikezip.measure.measuring import measure
+from spikezip.models.networks import convert, quantize
+from spikezip.quant.calibration import calibrate
+from spikezip.quant.config import QuantConfig
 from spikezip.show.story import Story, tell
 
 VIT, BERT = "ViTForImageClassification", "BertForSequenceClassification"
@@ -20,16 +23,16 @@ def networks(name: str) -> tuple[Any, Any, dict[str, Any]]:
     torch.manual_seed(0)
     model = tiny_models.make(name)
     batch = tiny_models.inputs(model)
-    qann = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=16)), batch).eval()
+    qann = calibrate(quantize(model, QuantConfig(levels=16)), batch).eval()
     if "Classification" in name:
         batch = {**batch, "labels": torch.tensor([0, 2, 1])}
-    return qann, spikezip.convert(qann), batch
+    return qann, convert(qann), batch
 
 
 @cache
 def measured(name: str = VIT) -> Measurement:
     qann, snn, batch = networks(name)
-    certificate = spikezip.verify(qann, snn, [batch])
+    certificate = verify(qann, snn, [batch])
     return measure(snn, [batch], qann, certificate=certificate, name=name, command="spikezip report & co <x>")
 
 

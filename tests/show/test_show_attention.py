@@ -3,14 +3,17 @@
 import pytest
 import tiny_models
 import torch
+import transformers
 from shown import BERT, VIT, networks
+from torch import Tensor, nn
 
-import spikezip
+from spikezip.engines import quantized, simulate
 from spikezip.errors import InputError
+from spikezip.models.networks import convert, quantize
+from spikezip.quant.calibration import calibrate
 from spikezip.show import attention
 from spikezip.show.attention import ROLLED_OUT, attention_maps
 from spikezip.show.feature_map import attention_figure, masked
-from spikezip.spiking.attention import Attention
 
 WITH_ONE_ATTENTION = [name for name in tiny_models.HEADS if not name.startswith("Swin")]
 
@@ -19,9 +22,8 @@ WITH_ONE_ATTENTION = [name for name in tiny_models.HEADS if not name.startswith(
 def test_last_step_is_the_qann(name: str) -> None:
     qann, snn, batch = networks(name)
     found = attention_maps(snn, batch, qann, sample=1)
-    layers = sum(isinstance(module, Attention) for module in snn.modules())
-    assert [one.name for one in found.maps[-1:]] == [ROLLED_OUT]
-    assert len(found.maps) == layers + 1
+    assert [one.name for one in found.maps] == [*(site for site in snn.neurons if site.endswith(".p")), ROLLED_OUT]
+    assert len(found.maps) == 3  # two layers
     for one in found.maps:
         assert torch.equal(one.over_time[-1], one.qann)
         assert not torch.equal(one.over_time[0], one.qann)
@@ -39,8 +41,8 @@ def test_maps_are_the_spikes_so_far() -> None:
     found = attention_maps(snn, batch, qann, sample=2, steps=7)
     inputs = {"pixel_values": batch["pixel_values"][2:]}
     for site in ("layers.0.attention.p", "layers.1.attention.p"):
-        train = spikezip.simulate(snn, inputs, 7, "spike", record=[site]).trains[site].double()
-        scale = snn.neurons[site].step_size.double()
+        train = simulate(snn, inputs, steps=7, engine="spike", record=[site]).trains[site].double()
+        scale = snn.frozen().step_size(site).double()
         for step in (1, 4, 7):
             expected = (train[:step].sum(dim=0)[0].mean(dim=0)[0, 1:] * scale).float()
             assert torch.equal(found[site].over_time[step - 1], expected)
@@ -51,10 +53,12 @@ def test_rolled_out_by_hand() -> None:
     found = attention_maps(snn, batch, qann, sample=0)
     inputs = {key: value[:1] for key, value in batch.items() if key != "labels"}
     product = torch.eye(9, dtype=torch.float64)
-    with torch.no_grad():
-        for layer in qann(**inputs, output_attentions=True).attentions:  # from the first layer to the last
-            mixed = layer[0].double().mean(dim=0) + torch.eye(9, dtype=torch.float64)
-            product = (mixed / mixed.sum(dim=-1, keepdim=True)) @ product
+    network = qann.frozen()
+    _, codes = quantized(network, qann.prepare(inputs))
+    for layer in (0, 1):
+        site = f"encoder.layer.{layer}.attention.self.p"
+        mixed = (codes[site][0] * network.step_size(site)).double().mean(dim=0) + torch.eye(9, dtype=torch.float64)
+        product = (mixed / mixed.sum(dim=-1, keepdim=True)) @ product
     # The order of the products differs, so the last bits may.
     torch.testing.assert_close(found[ROLLED_OUT].qann, product[0].float())
 
@@ -93,6 +97,41 @@ def test_what_cannot_be_shown() -> None:
         attention_maps(snn, batch, qann)["x"]
     with pytest.raises(InputError, match="counted from 1"):
         attention_figure(snn, batch, at=(0, 1))
+
+
+class Patches(nn.Module):
+    """A network of nobody's library: patches of an image, one head that looks at all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 8, stride=8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patches(image).flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        looked: Tensor = self.out(nn.functional.scaled_dot_product_attention(q, k, v)).mean(dim=1)
+        return looked
+
+
+def test_any_network() -> None:
+    images = torch.randn(2, 3, 16, 32)
+    qann = calibrate(quantize(Patches(), example=images), images).eval()
+    found = attention_maps(convert(qann), images, qann, sample=1)
+    assert (found.grid, found.source) == ((2, 4), "all patches, on average")
+    for one in found.maps:
+        assert torch.equal(one.over_time[-1], one.qann)
+        assert one.qann.sum() > 0
+    assert len(attention_figure(convert(qann), images, at=(1,)).axes) == 3
+
+
+def test_encoder_and_decoder_look_at_different_places() -> None:
+    config = transformers.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=99)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    batch = {"input_ids": torch.randint(5, 99, (2, 6)), "decoder_input_ids": torch.randint(5, 99, (2, 6))}
+    qann = calibrate(quantize(model), batch).eval()
+    with pytest.raises(InputError, match="there is no one map to show"):
+        attention_maps(convert(qann), batch, qann)
 
 
 def test_figures() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
-import spikezip
 from spikezip.demo import load_images, load_qann, normalise, run
 from spikezip.demo.show import SHOWN
+from spikezip.engines import simulate
+from spikezip.models.networks import convert
 from spikezip.show import need
 
 
@@ -49,9 +50,9 @@ def test_what_it_prints_is_what_was_simulated() -> None:
     said = StringIO()
     assert run(Console(file=said, width=200), samples=3, batch_size=2, report=None) == 0
     qann = load_qann().eval()
-    snn, (images, labels) = spikezip.convert(qann), load_images()
+    snn, (images, labels) = convert(qann), load_images()
     pixels = normalise(images[:3])
-    runs = [spikezip.simulate(snn, pixels[i : i + 1], "equilibrium") for i in range(3)]
+    runs = [simulate(snn, pixels[i : i + 1], steps="equilibrium") for i in range(3)]
     with torch.no_grad():
         answers = qann(pixels).logits.argmax(-1).tolist()
     for t in SHOWN:

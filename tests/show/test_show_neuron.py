@@ -4,7 +4,7 @@ import pytest
 import torch
 from shown import VIT, networks
 
-import spikezip
+from spikezip.engines import simulate
 from spikezip.errors import ConfigError, InputError
 from spikezip.show.neuron import neuron_figure, trace_neurons
 from spikezip.show.raster import raster
@@ -17,7 +17,7 @@ def test_traces_are_the_run(coding: str) -> None:
     _, snn, batch = networks(VIT)
     sites = {**SITES, "embeddings": [3]}
     traces = trace_neurons(snn, batch, sites, sample=1, coding=coding)
-    run = spikezip.simulate(snn, batch["pixel_values"][1:2], "equilibrium", coding=coding, record=list(sites))
+    run = simulate(snn, batch["pixel_values"][1:2], steps="equilibrium", coding=coding, record=list(sites))
     assert [trace.site for trace in traces] == ["layers.0.attention.q"] * 2 + [
         "layers.1.mlp.activation_fn",
         "embeddings",
@@ -33,7 +33,6 @@ def test_traces_are_the_run(coding: str) -> None:
             assert spike == max(-1, min(1, code - before))  # the quantizer behind a slew-rate limiter
             assert v == pytest.approx(trace.scale / 2 + u - trace.scale * s, abs=1e-6)  # recomputed from rounded floats
             before = s
-    assert all("codes" not in vars(neuron) for neuron in snn.neurons.values())
 
 
 def test_neuron_figure() -> None:
@@ -57,7 +56,7 @@ def test_wrong_neurons() -> None:
 def test_raster_shows_every_spike() -> None:
     _, snn, batch = networks(VIT)
     site = "layers.0.attention.q"
-    run = spikezip.simulate(snn, batch, "equilibrium", record=[site, "layernorm"])
+    run = simulate(snn, batch, steps="equilibrium", record=[site, "layernorm"])
     spikes, counts = raster(run, [site], sample=2, neurons=10**6).axes
     train = run.trains[site][:, 2].reshape(run.steps, -1)
     up, down = (collection.get_offsets() for collection in spikes.collections)
@@ -71,10 +70,10 @@ def test_raster_shows_every_spike() -> None:
 
 def test_wrong_rasters() -> None:
     _, snn, batch = networks(VIT)
-    run = spikezip.simulate(snn, batch, 3, record=["layernorm"])
+    run = simulate(snn, batch, steps=3, record=["layernorm"])
     with pytest.raises(ConfigError, match="'embeddings' was recorded in this run"):
         raster(run, ["embeddings"])
     with pytest.raises(InputError, match="no sample 3"):
         raster(run, sample=3)
     with pytest.raises(ConfigError, match="no site was recorded"):
-        raster(spikezip.simulate(snn, batch, 3))
+        raster(simulate(snn, batch, steps=3))

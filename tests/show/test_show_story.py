@@ -10,9 +10,11 @@ from shown import BERT, VIT, networks, story
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import spikezip
 from spikezip.data import Pixels
+from spikezip.engines import simulate
 from spikezip.errors import InputError
+from spikezip.models.networks import convert, quantize
+from spikezip.quant.calibration import calibrate
 from spikezip.show.sample import Token, picture, tokens_of
 from spikezip.show.story import tell
 
@@ -25,7 +27,7 @@ def test_last_step_is_the_qann(name: str) -> None:
     assert told.probabilities[-1].tolist() == list(told.qann_probabilities)
     assert told.steps == told.t_eq + 1
     single = {key: value[1:2] for key, value in batch.items() if key != "labels"}
-    run = spikezip.simulate(snn, single, "equilibrium")
+    run = simulate(snn, single, steps="equilibrium")
     spikes = torch.stack([counts[:, 0] for counts in run.spike_counts.values()]).sum(dim=0)
     assert torch.tensor([layer.spikes for layer in told.layers]).sum(dim=0).tolist() == spikes.tolist()
     assert sum(layer.neurons for layer in told.layers) == sum(run.neurons.values())
@@ -37,7 +39,7 @@ def test_last_step_is_the_qann(name: str) -> None:
 def test_what_it_says_at_each_step() -> None:
     _, snn, batch = networks(VIT)
     told = story(VIT)
-    logits = spikezip.simulate(snn, batch["pixel_values"][1:2], "equilibrium").logits_per_step[:, 0]
+    logits = simulate(snn, batch["pixel_values"][1:2], steps="equilibrium").logits_per_step[:, 0]
     names = [snn.config.id2label[number] for number in logits.argmax(dim=-1).tolist()]
     assert list(told.predictions) == names
     assert told.truth == "LABEL_2"
@@ -78,13 +80,13 @@ def test_errors() -> None:
     with pytest.raises(InputError, match="3 labels, but 5 classes"):
         tell(snn, batch, qann, labels=["a", "b", "c"])
     model = tiny_models.make("ViTModel")
-    bare = spikezip.calibrate(spikezip.quantize(model), tiny_models.inputs(model))
+    bare = calibrate(quantize(model), tiny_models.inputs(model))
     with pytest.raises(InputError, match="ViTModel gives no choice between classes"):
-        tell(spikezip.convert(bare), tiny_models.inputs(model))
+        tell(convert(bare), tiny_models.inputs(model))
     model = tiny_models.make("BertForQuestionAnswering")
-    bare = spikezip.calibrate(spikezip.quantize(model), tiny_models.inputs(model))
+    bare = calibrate(quantize(model), tiny_models.inputs(model))
     with pytest.raises(InputError, match="BertForQuestionAnswering gives no choice between classes"):
-        tell(spikezip.convert(bare), tiny_models.inputs(model))
+        tell(convert(bare), tiny_models.inputs(model))
 
 
 def test_pictures_come_back_as_they_were() -> None:

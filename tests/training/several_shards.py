@@ -23,7 +23,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from spikezip.errors import ConfigError
 from spikezip.measure.processes import leave
-from spikezip.quant.site import Site
+from spikezip.quant import network
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training import DivergedError, InterruptedRunError, Trained, trainer
 
 STAGES: dict[str, Any] = {
@@ -53,11 +54,11 @@ def shard_on_cpu() -> None:
 def look_on() -> dict[str, set[Any]]:
     """What training sees of scales, and what share of its numbers a process holds at the end of a stage."""
     seen: dict[str, set[Any]] = {"dtypes": set(), "shares": set()}
-    note, fill = Site.note_scale, trainer.fill
+    learn, fill = network.learn, trainer.fill
 
-    def noting(self: Site) -> None:
-        seen["dtypes"].add(str(self.scale.dtype))
-        note(self)
+    def learning(qann: QuantizedNetwork, *args: Any) -> Any:
+        seen["dtypes"] |= {f"{type(t).__name__} {t.dtype}" for t in map(qann.scale, qann.sites)}
+        return learn(qann, *args)
 
     def filling(whole: Any, sharded: Any) -> None:
         for module in sharded.modules():
@@ -67,7 +68,7 @@ def look_on() -> dict[str, set[Any]]:
         seen["shares"].add(held / sum(p.numel() for p in whole.parameters()))
         fill(whole, sharded)
 
-    Site.note_scale, trainer.fill = noting, filling
+    network.learn, trainer.fill = learning, filling
     return seen
 
 

@@ -63,7 +63,7 @@ def test_all_stages(make: Any, settings: dict[str, Any], tmp_path: Path) -> None
         "verify": {},
     }
     result = toys.run(make(), stages, toys.texts(128, 32), tmp_path / "run", tokenizer=toys.tokenizer())
-    wide = [name for name, site in result.qann.sites.items() if site.per_channel]
+    wide = [name for name, site in result.qann.sites.items() if site.by_channel]
     assert bool(wide) == ("sites" in settings)
     assert result.metrics["qann"]["accuracy"] > 0.4  # a third is chance
     if settings["weight_bits"] is not None:  # float weights in float32 promise nothing

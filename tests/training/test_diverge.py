@@ -66,9 +66,10 @@ def test_the_site_of_a_quantized_network_is_named(tmp_path: Path) -> None:
     """Sites clamp what reaches them; but two values near the largest float overflow in the residual sum."""
     qann = toys.run(toys.vit(**RELU), {"quantize": {"batches": 1}}, toys.images(train=64), tmp_path / "q").qann
     with torch.no_grad():
-        for layer in (qann.vit.layers[0].attention.o_proj, qann.vit.layers[0].mlp.fc2):
+        for name in ("attention.o_proj", "mlp.fc2"):
+            layer = qann.get_submodule(f"vit.layers.0.{name}")
             layer.bias.fill_(3e38)
-            layer.site_out.scale.fill_(3e37)
+            layer.site_scale.fill_(3e37)
     message = diverges(qann, tmp_path / "run")
     assert "what reaches site 'layers.0.layernorm_after' is the first value that is not finite" in message
 

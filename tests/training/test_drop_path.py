@@ -8,9 +8,12 @@ import tiny_models
 import torch
 import toys
 
-import spikezip
 from spikezip.errors import ConfigError
 from spikezip.measure.agreement import agreement
+from spikezip.measure.exactness import verify
+from spikezip.models.networks import quantize
+from spikezip.program.dropout import residual_sums, with_drop_path
+from spikezip.quant.calibration import calibrate
 from spikezip.training.depth import POST_NORM, blocks, dropping_paths
 
 PRE_NORM = [
@@ -121,4 +124,66 @@ def test_a_quantized_network_trains_with_it(tmp_path: Path) -> None:
     pixels = torch.randn(4, 3, 8, 8)
     with dropping_paths(result.qann, 0.9):
         assert agreement(result.qann, pixels).share == 1.0
-    assert spikezip.verify(result.qann, result.snn, [{"pixel_values": pixels}]).exact
+    assert verify(result.qann, result.snn, [{"pixel_values": pixels}]).exact
+
+
+@pytest.fixture(scope="module")
+def deep() -> Any:
+    """A quantized network of three blocks: six residual sums."""
+    return calibrate(quantize(toys.vit(num_hidden_layers=3, num_attention_heads=1)), torch.randn(4, 3, 8, 8))
+
+
+def throws(qann: Any, rate: float, samples: int) -> list[tuple[torch.Tensor, ...]]:
+    """Of every residual sum in a training pass over copies of a sample: what it adds, the whole of that, the stream."""
+    seen: dict[str, Any] = {}
+    sums = dict(residual_sums(qann.program))
+    with dropping_paths(qann, rate), torch.no_grad():
+        qann.watch = lambda node, values: seen.update({node.name: values[node.name]})
+        qann.train()(pixel_values=torch.randn(1, 3, 8, 8).repeat(samples, 1, 1, 1))
+        reads = {name: qann.program[name].reads for name in sums}
+    qann.watch = None
+    qann.eval()
+    found = []
+    for name, branch in sums.items():
+        own, stream = sorted(reads[name], key=lambda read: read not in (branch, f"{name}.branch"))
+        found.append((seen[own], seen[branch], seen[name], seen[stream]))
+    return found
+
+
+def test_each_sample_keeps_a_branch_or_leaves_it_out(deep: Any) -> None:
+    """Per sample and branch: nothing, or all of it by 1/(1 − p). The probability rises from the first to the last."""
+    seen = throws(deep, 0.6, 2000)
+    assert len(seen) == 6
+    for number, (added, whole, total, stream) in enumerate(seen):
+        p = 0.6 * number / 5
+        left_out = (added == 0).flatten(1).all(1)
+        assert float(left_out.float().mean()) == pytest.approx(p, abs=0.055)  # five deviations of 2,000 throws
+        assert torch.allclose(added[~left_out], whole[~left_out] / (1 - p), rtol=1e-6)  # one product, rounded
+        assert torch.equal(total[left_out], stream[left_out])
+
+
+def test_evaluation_leaves_nothing_out(deep: Any) -> None:
+    pixels = torch.randn(4, 3, 8, 8)
+    with torch.no_grad():
+        whole = deep(pixel_values=pixels).logits
+        with dropping_paths(deep, 0.9):
+            assert torch.equal(deep(pixel_values=pixels).logits, whole)
+            assert agreement(deep, pixels).share == 1.0
+            assert not torch.equal(deep.train()(pixel_values=pixels).logits, whole)
+        deep.eval()
+        assert not any("branch" in node.name for node in deep.program.nodes)
+
+
+def test_a_network_without_residual_sums_is_refused() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU(), torch.nn.Linear(2, 3))
+    program = quantize(layers, example=torch.randn(2, 4)).program
+    with pytest.raises(ConfigError, match="the network has no residual sums"):
+        with_drop_path(program, 0.1)
+
+
+@pytest.mark.parametrize("name", PRE_NORM)
+def test_residual_sums_are_found(name: str) -> None:
+    """Two in each block: behind attention and behind the MLP."""
+    model = tiny_models.make(name)
+    sums = dict(residual_sums(quantize(model).program))
+    assert len(sums) == 2 * len(blocks(model))

@@ -9,7 +9,6 @@ import pytest
 import torch
 import toys
 
-import spikezip
 from spikezip.data.reduction import has_reduction
 from spikezip.training import InterruptedRunError, Trained
 
@@ -41,7 +40,7 @@ def test_four_channels_through_a_model_of_three(trained: Trained) -> None:
 
 def test_the_reduction_was_trained(trained: Trained, tmp_path: Path) -> None:
     """What is folded is not the reduction that it started from: the weights of its channels differ."""
-    weight = spikezip.load(trained.folder / "quantize" / "model").vit.embeddings.patch_embeddings.projection.weight
+    weight = toys.load(trained.folder / "quantize" / "model").vit.embeddings.patch_embeddings.projection.weight
     start = toys.run(toys.vit(seed=1, hidden_act="relu"), {"quantize": {"batches": 1}}, DATA, tmp_path / "run")
     folded = start.qann.vit.embeddings.patch_embeddings.projection.weight
     assert weight.shape == folded.shape
@@ -50,7 +49,7 @@ def test_the_reduction_was_trained(trained: Trained, tmp_path: Path) -> None:
 
 def test_saved_networks_take_four_channels(trained: Trained) -> None:
     batch = DATA.test.__getitems__(range(8))["pixel_values"]
-    qann = spikezip.load(trained.folder / "qann")
+    qann = toys.load(trained.folder / "qann")
     with torch.no_grad():
         assert torch.equal(qann(pixel_values=batch).logits, trained.qann.eval()(pixel_values=batch).logits)
 

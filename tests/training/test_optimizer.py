@@ -1,5 +1,6 @@
 """Groups of the optimizer by hand, and scales that stay positive whatever the optimizer does."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 import toys
 from transformers import SwinConfig, SwinForImageClassification
 
-import spikezip
-from spikezip.quant.site import Site
+from spikezip.models.networks import quantize
+from spikezip.quant.calibration import calibrate
+from spikezip.quant.config import QuantConfig, SiteConfig
+from spikezip.quant.network import QuantizedNetwork
 from spikezip.training import DivergedError, keep_scales_positive
 from spikezip.training.depth import blocks
 from spikezip.training.optimizer import make_optimizer
@@ -89,15 +92,15 @@ def test_only_matrices_decay() -> None:
 
 
 def test_scales_have_their_own_rate_and_no_decay() -> None:
-    qann = spikezip.quantize(toys.vit())
-    scales = {f"{name}.scale" for name, module in qann.named_modules() if isinstance(module, Site)}
+    qann = quantize(toys.vit())
+    scales = {qann.scale_key(name) for name in qann.sites}
     plain, other = groups(qann), groups(qann, scale_learning_rate=3.0)
     assert len(scales) == len(qann.sites)
     assert scales < plain.keys()
     for name in plain:
         assert other[name][0] == pytest.approx(plain[name][0] * (3.0 if name in scales else 1.0)), name
         assert name not in scales or other[name][1] == 0.0
-    assert plain["vit.layers.0.mlp.fc2.site_out.scale"][0] == pytest.approx(RATE * DECAY)
+    assert plain["vit.layers.0.mlp.fc2.site_scale"][0] == pytest.approx(RATE * DECAY)
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -106,14 +109,31 @@ def test_frozen_parameters_are_left_out() -> None:
     assert not any(name.startswith("vit.embeddings") for name in groups(model))
 
 
+@pytest.fixture(scope="module")
+def quantized() -> QuantizedNetwork:
+    qann = quantize(toys.vit(hidden_act="relu"))
+    return calibrate(qann, torch.randn(4, 3, 8, 8))
+
+
+@pytest.fixture
+def calibrated(quantized: QuantizedNetwork) -> QuantizedNetwork:
+    return copy.deepcopy(quantized)
+
+
+def small(**settings: Any) -> tuple[QuantizedNetwork, torch.nn.Parameter]:
+    """A network with one site, and its scale."""
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU(), torch.nn.Linear(2, 3))
+    made = quantize(layers, QuantConfig(**settings), example=torch.randn(2, 4))
+    [name] = made.sites
+    return made, made.scale(name)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
 @pytest.mark.parametrize("rate", [10.0, 1e6])
-def test_scales_never_reach_zero(optimizer: Any, rate: float) -> None:
-    qann = spikezip.quantize(toys.vit(hidden_act="relu"))
-    spikezip.calibrate(qann, torch.randn(4, 3, 8, 8))
-    scales = [site.scale for site in qann.sites.values()]
+def test_scales_never_reach_zero(optimizer: Any, rate: float, calibrated: QuantizedNetwork) -> None:
+    scales = [calibrated.scale(name) for name in calibrated.sites]
     made = optimizer(scales, lr=rate)
-    keep_scales_positive(made, qann)
+    keep_scales_positive(made, calibrated)
     start = torch.cat([scale.detach().clone() for scale in scales])
     for step in range(1, 4):
         for scale in scales:
@@ -130,12 +150,12 @@ def test_scales_never_reach_zero(optimizer: Any, rate: float) -> None:
 
 
 def test_small_steps_are_left_alone() -> None:
-    site = Site("site", lo=-4, hi=3)
-    made = torch.optim.SGD(site.parameters(), lr=0.25)
-    keep_scales_positive(made, site)
-    site.scale.grad = torch.ones(1)
+    network, scale = small()
+    made = torch.optim.SGD([scale], lr=0.25)
+    keep_scales_positive(made, network)
+    scale.grad = torch.ones(1)
     made.step()
-    assert site.scale.item() == 0.75
+    assert scale.item() == 0.75
 
 
 def test_an_absurd_rate_leaves_scales_positive(tmp_path: Path) -> None:
@@ -146,31 +166,32 @@ def test_an_absurd_rate_leaves_scales_positive(tmp_path: Path) -> None:
     except DivergedError as error:
         assert "training diverged at step" in str(error)  # noqa: PT017  # either end is right
         return
-    for name, site in result.qann.sites.items():
-        assert bool((site.scale > 0).all()), name
-        assert bool(site.scale.isfinite().all()), name
+    for name in result.qann.sites:
+        assert bool((result.qann.scale(name) > 0).all()), name
+        assert bool(result.qann.scale(name).isfinite().all()), name
     assert result.metrics["qat"]["smallest_scale"] > 0
 
 
 def test_scales_per_channel_move_in_proportion() -> None:
     """AdamW wants to move every scale by the rate; a scale a thousand times smaller moves a thousand times less."""
-    site = Site("site", lo=-4, hi=3, by_channel=True)
-    site.set_scale(torch.tensor([2.0, 2.0e-3]))
-    optimizer = torch.optim.AdamW(site.parameters(), lr=1e-3, weight_decay=0.0)
-    keep_scales_positive(optimizer, site)
+    network, scale = small(sites={"*": SiteConfig(per_channel=True)})
+    [name] = network.sites
+    network.set_scale(name, torch.tensor([2.0, 2.0e-3]))
+    optimizer = torch.optim.AdamW([scale], lr=1e-3, weight_decay=0.0)
+    keep_scales_positive(optimizer, network)
     for _ in range(200):
-        site.scale.grad = torch.ones(2)
+        scale.grad = torch.ones(2)
         optimizer.step()
-    large, small = site.scale.tolist()
+    large, little = scale.tolist()
     assert 1.5 < large < 1.7
-    assert small / 2.0e-3 == pytest.approx(large / 2.0, rel=1e-4)  # the same products, rounded in float32
+    assert little / 2.0e-3 == pytest.approx(large / 2.0, rel=1e-4)  # the same products, rounded in float32
 
 
 def test_no_scale_is_driven_to_zero() -> None:
-    site = Site("site", lo=-4, hi=3)
-    optimizer = torch.optim.SGD(site.parameters(), lr=100.0)
-    keep_scales_positive(optimizer, site)
+    network, scale = small()
+    optimizer = torch.optim.SGD([scale], lr=100.0)
+    keep_scales_positive(optimizer, network)
     for _ in range(200):
-        site.scale.grad = torch.ones(1)
+        scale.grad = torch.ones(1)
         optimizer.step()
-    assert site.scale.item() == 2.0**-40
+    assert scale.item() == 2.0**-40

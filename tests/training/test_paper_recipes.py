@@ -9,9 +9,9 @@ import published
 import pytest
 import tiny_models
 import torch
+import toys
 from typer.testing import CliRunner
 
-import spikezip
 from spikezip.cli.app import app
 from spikezip.data import open_data
 from spikezip.data.reduction import add_reduction
@@ -96,7 +96,7 @@ def test_a_recipe_runs(file: Path, root: Path, tmp_path: Path) -> None:
     certificate = Certificate.from_json((result.folder / "snn" / "certificate.json").read_text())
     assert (certificate.sites, certificate.mismatches) == (len(result.qann.sites), 0)
     assert certificate.codes > 0
-    assert spikezip.load(result.folder / "snn").config.num_labels == len(result.qann.config.id2label)
+    assert toys.load(result.folder / "snn").config.num_labels == len(result.qann.config.id2label)
 
     if "bins" in shipped.data.options:  # two polarities each, whatever the network took before
         assert result.qann.config.num_channels == 2 * shipped.data.options["bins"]

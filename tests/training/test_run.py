@@ -99,7 +99,7 @@ def test_saved_networks_load_and_compute_the_same(kind: str, request: pytest.Fix
     made = request.getfixturevalue(kind)
     result: Trained = made[0] if kind == "images" else made
     batch, _ = _test_batch(result, 16)
-    qann, snn = spikezip.load(result.folder / "qann"), spikezip.load(result.folder / "snn")
+    qann, snn = toys.load(result.folder / "qann"), toys.load(result.folder / "snn")
     with torch.no_grad():
         expected = result.qann.eval()(**batch).logits
         assert torch.equal(qann(**batch).logits, expected)
@@ -198,7 +198,7 @@ def test_calibration_alone_is_a_run(images: Watched, tmp_path: Path) -> None:
     assert result.certificate is not None
     assert result.certificate.exact
     assert result.certificate.samples == 16
-    assert spikezip.load(tmp_path / "run" / "qann").quant_config.weight_bits == 16
+    assert toys.load(tmp_path / "run" / "qann").quant_config.weight_bits == 16
 
 
 @pytest.mark.parametrize(

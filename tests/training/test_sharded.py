@@ -15,8 +15,8 @@ import toys
 import yaml
 from safetensors.torch import load_file
 
-from spikezip import QuantConfig, quantize
 from spikezip.errors import ConfigError
+from spikezip.models.networks import quantize
 from spikezip.training import Trained
 from spikezip.training.sharded import check_launcher, prepare_sharding
 from spikezip.training.together import find_unused, require_scales
@@ -102,7 +102,7 @@ def test_every_process_holds_its_share(ranks: list[dict[str, Any]]) -> None:
 def test_weights_are_gathered_in_float32(ranks: list[dict[str, Any]]) -> None:
     """In a run with bf16 too, where FSDP would round them."""
     for rank in ranks:
-        assert rank["seen"]["dtypes"] == ["torch.float32"]
+        assert rank["seen"]["dtypes"] == ["Parameter torch.float32"]  # whole, no shard
         assert rank["agreement"] == 1.0
 
 
@@ -161,7 +161,7 @@ def test_blocks_are_found_and_dropout_is_not_computed_twice() -> None:
 
 def test_sites_without_a_scale_are_refused() -> None:
     with pytest.raises(ConfigError, match="has no scale yet, and several processes cannot set one"):
-        require_scales(quantize(toys.vit(hidden_act="relu"), QuantConfig()))
+        require_scales(quantize(toys.vit(hidden_act="relu")))
 
 
 def test_parameters_without_a_gradient_are_found() -> None:

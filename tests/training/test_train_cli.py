@@ -12,7 +12,6 @@ import torch
 import toys
 from typer.testing import CliRunner, Result
 
-import spikezip
 from spikezip.cli.app import app
 from spikezip.training.callbacks import StopOnSignal
 
@@ -110,7 +109,7 @@ def test_progress_goes_to_the_other_stream(ran: Result) -> None:
 
 
 def test_what_it_leaves_can_be_used(home: Path, ran: Result) -> None:
-    qann = spikezip.load(home / "run" / "qann")
+    qann = toys.load(home / "run" / "qann")
     assert qann.config.id2label[3] == "cat"
     with torch.no_grad():
         assert qann(pixel_values=torch.randn(1, 3, 32, 32)).logits.shape == (1, 10)

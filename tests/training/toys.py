@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from spikezip.data.base import FRAMES, IMAGES, TEXT, Data, Split
 from spikezip.data.images import Images
 from spikezip.data.text import Texts
+from spikezip.models.saved_config import load_pretrained
 from spikezip.training import Progress, Trained, train
 
 SIZE = 8  # pixels per side
@@ -122,6 +123,11 @@ def stage(**settings: Any) -> dict[str, Any]:
 def run(model: Any, stages: dict[str, Any], data: Data, output: Path, **more: Any) -> Trained:
     keywords = {key: more.pop(key) for key in ("tokenizer", "resume", "progress") if key in more}
     return train(model, {"name": "toy", "stages": stages, **more}, data=data, output=output, cpu=True, **keywords)
+
+
+def load(folder: Path) -> Any:
+    """A quantized or spiking network that a run left."""
+    return load_pretrained(folder)
 
 
 class StopError(Exception):

@@ -1,14 +1,13 @@
 """Products of codes with integer weights, exact in floating-point units (derivation in README.md)."""
 
 from spikezip.ops.grid.choose import add_scaled, scale_bias, scaled_gradient
-from spikezip.ops.grid.fast import convolution, linear, matmul, weight_grid
+from spikezip.ops.grid.fast import linear, matmul, weight_grid
 from spikezip.ops.grid.reference import (
     INPUT_FRACTION_BITS,
     WEIGHT_BITS,
     accumulator,
     fixed_point,
     halves,
-    largest_sum,
     linear_bound,
 )
 
@@ -17,10 +16,8 @@ __all__ = [
     "WEIGHT_BITS",
     "accumulator",
     "add_scaled",
-    "convolution",
     "fixed_point",
     "halves",
-    "largest_sum",
     "linear",
     "linear_bound",
     "matmul",

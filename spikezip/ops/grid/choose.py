@@ -1,50 +1,26 @@
-"""Many weights at once, and what follows a product: a kernel on the GPU, plain torch elsewhere, equal bit for bit."""
-
-from collections.abc import Sequence
+"""What follows a product: a kernel on the GPU, compiled loops or plain torch elsewhere, equal bit for bit."""
 
 import torch
 from torch import Tensor
 
 from spikezip.errors import InputError
-from spikezip.ops import kernels, lsq
+from spikezip.ops import kernels
 from spikezip.ops.compiled import numba_is_here
-from spikezip.ops.grid import reference
-
-
-def weight_grids(
-    weights: Sequence[Tensor], bits: int, codes_dtype: torch.dtype = torch.float32
-) -> list[tuple[Tensor, Tensor]]:
-    """Integer weights, in a dtype that holds them, and scales of many layers at once: on a GPU in one launch.
-
-    Example:
-        >>> [codes.tolist() for codes, scale in weight_grids([torch.ones(1, 2), -torch.ones(1, 1)], 8)]
-        [[[127.0, 127.0]], [[-127.0]]]
-    """
-    if _on_gpu(*weights):
-        from spikezip.ops.grid import triton  # only where it is used: importing the library must not need it
-
-        return triton.weight_grids(weights, bits, codes_dtype)
-    top = reference.LARGEST_WEIGHT[bits]
-    lsq.reference.check_codes_dtype(codes_dtype, -top, top)
-    grids = [reference.weight_grid(weight, bits) for weight in weights]
-    return [(codes.to(codes_dtype), scale) for codes, scale in grids]
 
 
 def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """What follows a product of integers: `total · scale + bias`, rounded after the product and after the sum.
 
-    Sums may come as int32; they are below 2^24, so that float32 holds them. The scale is one for each channel, or a
-    single number if there is no bias.
+    Sums may come as int32; they are below 2^24, so that float32 holds them. Scale and bias have one number for each
+    channel.
 
     Example:
         >>> scale_bias(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.25]), torch.tensor([1.0, 1.0]))
         tensor([[2.5000, 2.0000]])
     """
-    if not scale.ndim and bias is None:
-        return total * scale
     check_channels(total, scale, bias)
     if _on_gpu(total, scale, bias):
-        from spikezip.ops.grid import triton
+        from spikezip.ops.grid import triton  # only where it is used: importing the library must not need it
 
         return triton.scale_bias(total, scale, bias)
     if not total.is_floating_point() and total.device.type == "cpu" and scale.dtype == torch.float32:
@@ -75,30 +51,6 @@ def add_scaled(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
 
             return compiled.add_scaled(x, codes, scale)
     return x + codes * scale
-
-
-def scale_bias_quantize(
-    total: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    step: Tensor,
-    lo: int,
-    hi: int,
-    codes_dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`u = scale_bias(…)` with its values and codes at a site with one scale `step`: `(u, values, codes)`.
-
-    Example:
-        >>> one = torch.tensor([1.0])
-        >>> scale_bias_quantize(torch.tensor([[3.0]]), 0.5 * one, one, torch.tensor(0.5), -4, 7, torch.int8)
-        (tensor([[2.5000]]), tensor([[2.5000]]), tensor([[5]], dtype=torch.int8))
-    """
-    if step.numel() == 1 and _on_gpu(total, scale, bias):
-        from spikezip.ops.grid import triton
-
-        return triton.scale_bias_quantize(total, scale, bias, step, lo, hi, codes_dtype)
-    u = scale_bias(total, scale, bias)
-    return u, *lsq.quantize(u, step, lo, hi, codes_dtype)
 
 
 def scaled_gradient(grad: Tensor, scale: Tensor, dtype: torch.dtype, with_sum: bool) -> tuple[Tensor, Tensor | None]:

@@ -8,7 +8,6 @@ from math import inf
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from spikezip.ops import kernels
@@ -131,23 +130,3 @@ def matmul(a: Tensor, b: Tensor, dtype: torch.dtype, largest_code: int) -> Tenso
         left, right = a.to(low).flatten(0, -3), b.to(low).flatten(0, -3)
         return torch.bmm(left, right, out_dtype=torch.float32).view(*a.shape[:-1], b.shape[-1])
     return reference.matmul(a, b, dtype)
-
-
-def convolution(x: Tensor, kernel: Tensor, geometry: dict[str, Any]) -> Tensor:
-    """`F.conv2d` without bias, for whole numbers whose sums are exact: patches that do not overlap are one product.
-
-    Example:
-        >>> x = torch.arange(16.0).view(1, 1, 4, 4)
-        >>> geometry = {"stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
-        >>> convolution(x, torch.ones(1, 1, 2, 2), geometry)
-        tensor([[[[10., 18.],
-                  [42., 50.]]]])
-    """
-    height, width = kernel.shape[2:]
-    plain = geometry.get("padding") == (0, 0) and geometry.get("dilation") == (1, 1) and geometry.get("groups") == 1
-    if not plain or geometry.get("stride") != (height, width) or x.ndim != 4:
-        return F.conv2d(x, kernel, None, **geometry)
-    down, across = x.shape[2] // height, x.shape[3] // width
-    patches = x[:, :, : down * height, : across * width].reshape(len(x), -1, down, height, across, width)
-    rows = patches.permute(0, 2, 4, 1, 3, 5).reshape(len(x) * down * across, -1)
-    return (rows @ kernel.flatten(1).t()).view(len(x), down, across, -1).permute(0, 3, 1, 2)

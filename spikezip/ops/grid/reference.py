@@ -16,7 +16,8 @@ INPUT_FRACTION_BITS = 16
 def weight_grid(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Integer weights and their scale per output channel (dimension 0): `W ≈ W_int · s_w`.
 
-    This is the one function that decides integer weights: training, evaluation and conversion all call it.
+    This is the one function that decides integer weights: training, evaluation and conversion all call it. Weights and
+    scales are seen with the 24 bits of a float32, so that a network that was cast to float64 keeps its integers.
 
     Example:
         >>> codes, scale = weight_grid(torch.tensor([[0.5, -1.27], [0.0, 0.0]]), bits=8)
@@ -25,10 +26,11 @@ def weight_grid(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
                 [   0.,    0.]]), tensor([0.0100, 1.0000]))
     """
     top = LARGEST_WEIGHT[bits]
-    rows = weight.detach().flatten(1)
+    rows = rounding.representable(weight.detach().flatten(1))
     largest = rows.abs().amax(dim=1)
     # By a tensor: a GPU would multiply by the reciprocal of a plain number, and scales would differ by the last bit.
     scale = torch.where(largest > 0, largest / torch.full_like(largest, top), torch.ones_like(largest))
+    scale = rounding.representable(scale)
     # `largest / top` may underflow to zero for denormal rows; those are zero for every purpose.
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     codes = rounding.reference.code(rows, scale[:, None], -top, top)
@@ -53,17 +55,7 @@ def linear_bound(weight: Tensor, largest_code: int) -> int:
         >>> linear_bound(torch.tensor([[3.0, -4.0], [1.0, 1.0]]), largest_code=31)
         217
     """
-    return int(largest_sum(weight)) * largest_code
-
-
-def largest_sum(weight: Tensor) -> Tensor:
-    """The largest sum of magnitudes over the output channels, as a number on the device of the weight.
-
-    Example:
-        >>> largest_sum(torch.tensor([[3.0, -4.0], [1.0, 1.0]]))
-        tensor(7., dtype=torch.float64)
-    """
-    return weight.flatten(1).to(torch.float64).abs().sum(dim=1).max()
+    return int(weight.flatten(1).to(torch.float64).abs().sum(dim=1).max()) * largest_code
 
 
 def accumulator(bound: int, what: str) -> torch.dtype:
@@ -100,18 +92,16 @@ def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.matmul(a.to(dtype), b.to(dtype))
 
 
-def fixed_point(x: Tensor, bound: float | Tensor | None, what: str) -> Tensor:
+def fixed_point(x: Tensor, bound: float | None, what: str) -> Tensor:
     """A float input as integers in units of 2^-16 (float64), after checking that sums up to `bound·|x|` stay exact.
 
-    Without a bound nothing is checked. A bound that is a tensor is not looked at: what is too large becomes no number.
+    Without a bound nothing is checked.
 
     Example:
         >>> fixed_point(torch.tensor([0.5, -1.0]), bound=100, what="the input")
         tensor([ 32768., -65536.], dtype=torch.float64)
     """
     integers = torch.floor(x.to(torch.float64) * 2**INPUT_FRACTION_BITS + 0.5)
-    if isinstance(bound, Tensor):
-        return torch.where(integers.abs().amax() * bound < 2**53, integers, torch.nan)
     if bound is not None and x.numel() and float(integers.abs().max()) * bound >= 2**53:
         raise ConfigError(f"{what} holds values up to {float(x.abs().max()):.3g}: too large; normalise it")
     return integers

@@ -1,11 +1,8 @@
 """Integer weights, and what follows a product of integers, as GPU kernels.
 
 Equal to the reference bit for bit: the largest weight of a row is the same in any order, its scale is divided as IEEE
-asks, and codes are decided by the rule of `ops.lsq`. Fused multiply-adds are off, so `sum · scale + bias` rounds twice.
+asks, and codes are decided in float64. Fused multiply-adds are off, so `sum · scale + bias` rounds twice.
 """
-
-from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import triton
@@ -15,7 +12,6 @@ from torch import Tensor
 from spikezip.ops.grid.choose import check_channels
 from spikezip.ops.grid.reference import LARGEST_WEIGHT
 from spikezip.ops.lsq.reference import check_codes_dtype
-from spikezip.ops.lsq.triton import code_of
 
 # Weights of a row handled together; and the tile of sums that an epilogue works on.
 BLOCK = 1024
@@ -33,8 +29,11 @@ def _weight_code(weight, scale, top):
 
 
 @triton.jit
-def _row_grid(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexpr):
-    """One output channel: its largest weight, its scale, its codes. The pointers point at the channel."""
+def _weight_kernel(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexpr):
+    """One output channel: its largest weight, its scale, its codes."""
+    row = tl.program_id(0).to(tl.int64)
+    weight_ptr += row * columns
+    codes_ptr += row * columns
     largest = tl.zeros((block,), dtype=tl.float32)
     broken = tl.zeros((block,), dtype=tl.int32)
     for start in range(0, columns, block):
@@ -46,7 +45,7 @@ def _row_grid(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexp
     most = tl.where(tl.max(broken, axis=0) > 0, 0.0, most)  # torch: a row with a NaN has no largest, so its scale is 1
     scale = tl.math.div_rn(most, top)
     scale = tl.where(scale > 0, scale, 1.0)  # rows of zeros, and of denormals whose quotient is zero
-    tl.store(scale_ptr, scale)
+    tl.store(scale_ptr + row, scale)
     for start in range(0, columns, block):
         here = start + tl.arange(0, block)
         weight = tl.load(weight_ptr + here, mask=here < columns, other=0.0)
@@ -55,23 +54,9 @@ def _row_grid(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexp
 
 
 @triton.jit
-def _weight_kernel(weight_ptr, codes_ptr, scale_ptr, columns, top, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    _row_grid(weight_ptr + row * columns, codes_ptr + row * columns, scale_ptr + row, columns, top, block)
-
-
-@triton.jit
-def _weights_kernel(address_ptr, start_ptr, columns_ptr, codes_ptr, scale_ptr, top, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    weight_ptr = tl.load(address_ptr + row).to(tl.pointer_type(tl.float32))
-    start = tl.load(start_ptr + row)
-    _row_grid(weight_ptr, codes_ptr + start, scale_ptr + row, tl.load(columns_ptr + row), top, block)
-
-
-@triton.jit
 def _epilogue_kernel(
-    sum_ptr, scale_ptr, bias_ptr, u_ptr, step_ptr, values_ptr, codes_ptr, rows, columns, lo, hi,
-    with_bias: tl.constexpr, with_codes: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    sum_ptr, scale_ptr, bias_ptr, u_ptr, rows, columns,
+    with_bias: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)[:, None]
     column = tl.program_id(1) * block + tl.arange(0, block)[None, :]
@@ -81,11 +66,6 @@ def _epilogue_kernel(
     if with_bias:
         u = u + tl.load(bias_ptr + column, mask=column < columns, other=0.0)
     tl.store(u_ptr + here, u, mask=mask)
-    if with_codes:
-        step = tl.load(step_ptr).to(tl.float32)
-        code = code_of(u, step, lo, hi)
-        tl.store(values_ptr + here, code * step, mask=mask)
-        tl.store(codes_ptr + here, code.to(codes_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -141,47 +121,21 @@ def weight_grid(weight: Tensor, bits: int, codes_dtype: torch.dtype = torch.floa
     return codes, scale
 
 
-def weight_grids(
-    weights: Sequence[Tensor], bits: int, codes_dtype: torch.dtype = torch.float32
-) -> list[tuple[Tensor, Tensor]]:
-    """`weight_grid` of many float32 weights on one GPU, in one launch. The results are parts of two shared buffers."""
-    if not weights:
-        return []
-    top = LARGEST_WEIGHT[bits]
-    check_codes_dtype(codes_dtype, -top, top)
-    solid = [weight.detach().contiguous() for weight in weights]
-    device, shapes = solid[0].device, tuple(weight.shape for weight in solid)
-    codes = torch.empty(sum(weight.numel() for weight in solid), dtype=codes_dtype, device=device)
-    scale = torch.empty(sum(len(weight) for weight in solid), dtype=torch.float32, device=device)
-    if len(scale):
-        address, start, columns = _rows_of(tuple(weight.data_ptr() for weight in solid), shapes, device)
-        block = _block(max(shape[1:].numel() for shape in shapes))
-        with torch.cuda.device_of(scale):
-            _weights_kernel[(len(scale),)](
-                address, start, columns, codes, scale, float(top), block=block, enable_fp_fusion=False
-            )
-    codes_of = codes.split([shape.numel() for shape in shapes])
-    scale_of = scale.split([shape[0] for shape in shapes])
-    return [(c.view(shape), s) for c, s, shape in zip(codes_of, scale_of, shapes, strict=True)]
-
-
-@lru_cache(maxsize=64)
-def _rows_of(
-    addresses: tuple[int, ...], shapes: tuple[torch.Size, ...], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row of all weights: address, start of its codes, columns. Kept: a network's weights stay in place."""
-    sizes = [shape[1:].numel() for shape in shapes]
-    counts = torch.tensor([shape[0] for shape in shapes])
-    columns = torch.tensor(sizes).repeat_interleave(counts)
-    within = torch.cat([torch.arange(shape[0]) for shape in shapes]) * columns  # where a row begins, in its matrix
-    address = torch.tensor(addresses).repeat_interleave(counts) + 4 * within  # four bytes to a float32
-    start = columns.cumsum(0) - columns
-    return address.to(device), start.to(device), columns.to(device)
-
-
 def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """`total · scale + bias` for float32 sums `[…, out]`, with two roundings, in one pass."""
-    return _epilogue(total, scale, bias, None)[0]
+    check_channels(total, scale, bias)
+    total, scale = total.detach().contiguous(), scale.detach().contiguous()
+    u = torch.empty_like(total)
+    if total.numel():
+        columns = total.shape[-1]
+        rows = total.numel() // columns
+        launch = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
+        with torch.cuda.device_of(total):
+            _epilogue_kernel[launch](
+                total, scale, scale if bias is None else bias.detach().contiguous(), u, rows, columns,
+                with_bias=bias is not None, tile=ROWS, block=COLUMNS, enable_fp_fusion=False,
+            )  # fmt: skip
+    return u
 
 
 def add_scaled(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
@@ -194,49 +148,6 @@ def add_scaled(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
                 x, codes, scale, out, x.numel(), block=BLOCK, enable_fp_fusion=False
             )
     return out
-
-
-def scale_bias_quantize(
-    total: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    step: Tensor,
-    lo: int,
-    hi: int,
-    codes_dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`u = total · scale + bias`, and the values and codes of `u` at a site with one scale `step`, in one pass."""
-    check_codes_dtype(codes_dtype, lo, hi)
-    return _epilogue(total, scale, bias, step, lo, hi, codes_dtype)
-
-
-def _epilogue(
-    total: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    step: Tensor | None,
-    lo: int = 0,
-    hi: int = 0,
-    codes_dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor, Tensor]:
-    check_channels(total, scale, bias)
-    total, scale = total.detach().contiguous(), scale.detach().contiguous()
-    offset = None if bias is None else bias.detach().contiguous()
-    u = torch.empty_like(total)
-    values = u if step is None else torch.empty_like(total)
-    codes = u if step is None else torch.empty_like(total, dtype=codes_dtype)
-    if total.numel():
-        columns = total.shape[-1]
-        rows = total.numel() // columns
-        launch = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
-        with torch.cuda.device_of(total):
-            _epilogue_kernel[launch](
-                total, scale, scale if offset is None else offset, u, scale if step is None else step.detach(),
-                values, codes, rows, columns, float(lo), float(hi),
-                with_bias=offset is not None, with_codes=step is not None, tile=ROWS, block=COLUMNS,
-                enable_fp_fusion=False,
-            )  # fmt: skip
-    return u, values, codes
 
 
 def scaled_gradient(grad: Tensor, scale: Tensor, dtype: torch.dtype, with_sum: bool) -> tuple[Tensor, Tensor | None]:

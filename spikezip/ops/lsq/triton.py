@@ -20,7 +20,7 @@ COLUMNS = 128
 
 
 @triton.jit
-def code_of(u, scale, lo, hi):
+def _code_of(u, scale, lo, hi):
     """The rounding rule; NaN stays NaN, as `clamp` has it in torch."""
     part, first, second = unit(scale)
     return tl.where(u == u, code_of_unit(u * first * second, part, lo, hi), u)
@@ -48,7 +48,7 @@ def _quantize_kernel(
         inside = here < rows
         scale = tl.load(scale_ptr).to(tl.float32)
     u = tl.load(u_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    code = code_of(u, scale, lo, hi)
+    code = _code_of(u, scale, lo, hi)
     tl.store(codes_ptr + here, code.to(codes_ptr.dtype.element_ty), mask=inside)
     if with_values:
         tl.store(values_ptr + here, code * scale, mask=inside)

@@ -60,16 +60,6 @@ def walk(
     return _narrow(tracers, counts, tracer)
 
 
-def takes_steady(u: Tensor) -> bool:
-    """Whether `walk` takes sums that stay the same over all steps without a copy for each: `[1, n]`, expanded.
-
-    Example:
-        >>> takes_steady(torch.zeros(1, 3))
-        False
-    """
-    return kernels.on_gpu(u) and u.dtype == torch.float32
-
-
 def walk_products(
     codes: Tensor,
     weight: Tensor,

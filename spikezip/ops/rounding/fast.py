@@ -23,7 +23,7 @@ def tie_margin(lo: int, hi: int) -> float:
 
 def make_scratch(size: int) -> Tensor:
     """Working memory for blocks of up to `size` values: whole rows, and zeros where a block does not reach."""
-    return torch.zeros(-(-size // _ROW) * _ROW)
+    return torch.zeros(-(-size // _ROW) * _ROW, dtype=torch.float32)
 
 
 def has_inverse(scale: Tensor) -> bool:
