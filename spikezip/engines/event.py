@@ -31,21 +31,19 @@ from spikezip.program.nodes import Function, Linear, Matmul, Node, Product, Site
 class EventEngine(SpikeEngine):
     """Values of heads are kept in `now`, as they are after the last step; `lines` say how they change in an advance.
 
-    `threads` share the rows of a product where spikes are added up. By default a batch of one has all of torch's.
+    It uses one thread: two would wait for one another at every layer, alone for as long as they gain, and beside other
+    work for many times as long.
     """
 
     name = "event"
 
-    def __init__(
-        self, network: Frozen, layout: Layout, inputs: Mapping[str, Any], drive: Drive, threads: int | None = None
-    ) -> None:
+    def __init__(self, network: Frozen, layout: Layout, inputs: Mapping[str, Any], drive: Drive) -> None:
         if network.device.type != "cpu":
             raise ConfigError(
                 f"engine='event' computes on the CPU, and the network is on {network.device}: "
                 "move it with snn.cpu(), or choose engine='folded' (engine='auto' does)"
             )
         super().__init__(network, layout, inputs, drive)
-        self.threads = threads or (torch.get_num_threads() if self.batch == 1 else 1)
         self.compiles = numba_is_here() and network.dtype == torch.float32
         self.folding = Folding(network, layout, self.sizes, self.batch, self.constants)
         self.groups, self.same = make_groups(network)
@@ -177,7 +175,6 @@ class EventEngine(SpikeEngine):
             synapse, rows = self.synapse(product), prod(shape[:-1])
             if Layer.suits(linear_source(synapse, rows, samples), scale, site.lo, site.hi):
                 linear = LinearNeurons(site, synapse, rows, samples, scale, self.drive.max_spike, group.moves)
-                linear.threads = self.threads
                 return linear, ""
         elif isinstance(product, Matmul) and product.name not in self.inexact:
             pair = self.pair(product)

@@ -22,7 +22,7 @@ Arriving = Callable[[list[int]], Tensor]  # moments → what has arrived by each
 
 # The share of inputs up to which it costs less to add the weights of those that changed than to multiply them all.
 _SHARE_ON_INT8_UNITS = 0.08
-TOGETHER = 1 << 17  # values of the largest tensor on the way to a layer: so many stay in the second cache
+TOGETHER = 1 << 19  # values of the largest tensor on the way to a layer: more do not stay in the cache
 
 
 class Neurons:
@@ -108,7 +108,6 @@ class LinearNeurons(CompiledNeurons):
         super().__init__(site, linear_source(synapse, rows, samples), samples, scale, max_spike)
         self.seen = torch.zeros(rows, self.inputs, dtype=torch.int8)  # codes so far
         self.sums: Tensor | None = None  # their product, if it has been kept
-        self.threads = 1
         self.walks = moves and Walk.suits(self.layer, self.weight)
         self.walk: Walk | None = None  # made when it is first needed
         self.most = 1.0 if walk.walks_pay() else _SHARE_ON_INT8_UNITS
@@ -143,7 +142,7 @@ class LinearNeurons(CompiledNeurons):
             changed[moment - first] = True
         inputs = torch.cat([self.seen[None], codes])
         held = max(held - first, 0)
-        self.awake = self.walk.follow(track, first, inputs, changed, self.sums, held, self.awake, self.threads)
+        self.awake = self.walk.follow(track, first, inputs, changed, self.sums, held, self.awake)
 
     def _multiply(
         self, track: Track, first: int, last: int, held: int, moments: list[int], codes: Tensor, together: int

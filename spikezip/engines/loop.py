@@ -46,19 +46,20 @@ def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
     if unknown:
         raise ConfigError(f"no site is called {', '.join(map(repr, unknown))}; see snn.neurons for the names")
     layout = program.layout
+    name, _ = resolve_engine(network, layout, drive.engine)
 
     def run_alone(given: Mapping[str, Any], stop: Event | None = None) -> Run:
         with torch.autocast(network.device.type, enabled=False):
             return _run(*make_engine(network, given, drive), stop)
 
-    if network.device.type == "cpu":
-        release_memory()  # of earlier runs
-    sizes = sizes_of(program, inputs)
-    batch = sizes[program.batch] if program.batch else 1
-    threads = min(torch.get_num_threads(), batch) if network.device.type == "cpu" and not layout.mixed else 1
-    if threads == 1:
+    if network.device.type != "cpu":
         return run_alone(inputs)
-    return join(run_parts(run_alone, parts_of(program, inputs, batch, threads)), sample_dims(program))
+    release_memory()  # of earlier runs
+    sizes = sizes_of(program, inputs)
+    parts = 1 if layout.mixed or program.batch is None else min(torch.get_num_threads(), sizes[program.batch])
+    if parts == 1 and name != EventEngine.name:  # which is better off without threads inside the operators
+        return run_alone(inputs)
+    return join(run_parts(run_alone, parts_of(program, inputs, parts)), sample_dims(program))
 
 
 def make_engine(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> tuple[Engine, str]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from spikezip.engines.run import Run
+from spikezip.program.batch import sample_count
 from spikezip.program.nodes import Node, Program
 from spikezip.program.sizes import Size
 
@@ -22,9 +23,11 @@ class StoppedError(Exception):
     """Raised by a part that ends because another one has failed, or the user wants no more."""
 
 
-def parts_of(program: Program, inputs: Mapping[str, Any], batch: int, count: int) -> list[dict[str, Any]]:
+def parts_of(program: Program, inputs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """The inputs of `count` parts of a batch, nearly equal. What the samples share goes to all parts."""
-    dims = sample_dims(program)
+    if count == 1:
+        return [dict(inputs)]
+    dims, batch = sample_dims(program), sample_count(program, inputs)
 
     def part(name: str, x: Any, start: int, stop: int) -> Any:
         dim = dims.get(name)

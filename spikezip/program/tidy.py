@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from spikezip.program.analysis import Depends, dependence
+from spikezip.program.masks import without_neutral_masks
 from spikezip.program.nodes import (
     Convolution,
     Function,
@@ -25,12 +26,14 @@ _PLUS = ("aten.add.Tensor", "aten.add.Scalar")
 def tidy(program: Program) -> Program:
     """Fold factors and shifts per channel into the product before them: LayerScale, batch norm, `q · scaling`.
 
+    Masks that mask nothing are left out first.
+
     A product whose output is read once, by `· c`, `÷ c` or `+ c` with a constant c for each output channel, gets the
     weights `W·c` and the bias `b·c`, or the bias `b + c`. Constants are made from weights by functions that stay in the
     program, so that they can still be trained; they come first in it. A product of two values gets a number as its
     `scaling`.
     """
-    return _Tidy(program).run()
+    return _Tidy(without_neutral_masks(program)).run()
 
 
 class _Tidy:

@@ -28,7 +28,7 @@ def one_sample(network: SpikingNetwork, batch: Batch, sample: int) -> tuple[dict
     given = batch if isinstance(batch, Mapping) else {}
     labels: Any = next((given[name] for name in LABELS if name in given), None)
     plain = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-    return parts_of(program, inputs, size, size)[sample], int(labels[sample]) if plain else None
+    return parts_of(program, inputs, size)[sample], int(labels[sample]) if plain else None
 
 
 def pixels_of(network: SpikingNetwork, inputs: Mapping[str, Any]) -> Tensor | None:

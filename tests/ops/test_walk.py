@@ -37,13 +37,12 @@ def check(
 
 @pytest.mark.parametrize("shape", [(1, 8, 1), (3, 16, 5), (5, 64, 33), (65, 256, 64)])
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.5, 1.0])
-@pytest.mark.parametrize(("held", "threads"), [(0, 1), (2, 3)])
+@pytest.mark.parametrize("held", [0, 2])
 @pytest.mark.parametrize("limits", [(-8, 7, 1), (-8, 7, 3), (0, 1, 3)])
 def test_steps_are_those_of_the_equations(
     shape: tuple[int, int, int],
     share: float,
     held: int,
-    threads: int,
     limits: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -63,13 +62,13 @@ def test_steps_are_those_of_the_equations(
     layer = Layer(source, torch.tensor(1.0), lo, hi, most)
     assert Walk.suits(layer, weight)
     walk, track = Walk(layer, weight), Track(6, before, rows)
-    late = walk.follow(track, 0, inputs, changed, sums, held, True, threads)
+    late = walk.follow(track, 0, inputs, changed, sums, held, True)
     check(track, inputs, changed, weight, source, limits, held, late)
     assert torch.equal(sums.double(), grid.reference.linear(inputs[-1], weight, torch.float64))
     # From here on, and with a sample of all rows: those that rest are not looked at.
     further, changed, source = inputs[-1:].repeat(9, 1, 1), [False, True] * 8, source._replace(shape=(1, rows, outputs))
     track = Track(16, track.codes[-1], 1)
-    late = walk.follow(track, 0, further, changed, sums, 0, late, threads)
+    late = walk.follow(track, 0, further, changed, sums, 0, late)
     check(track, further, changed, weight, source, limits, 0, late)
     assert not late
 
@@ -85,7 +84,7 @@ def test_several_rows_to_a_sample() -> None:
     walk = Walk(Layer(source, torch.tensor(1.0), -8, 7, 1), weight)
     track, late = Track(4, before, samples), True
     for first in (0, 2):
-        late = walk.follow(track, first, inputs[first : first + 3], [True, True], sums, 0, late, 1)
+        late = walk.follow(track, first, inputs[first : first + 3], [True, True], sums, 0, late)
     check(track, inputs, [True] * 4, weight, source, (-8, 7, 1), 0, late)
 
 
@@ -98,7 +97,7 @@ def test_no_sum_is_too_large(spike: int, width: int) -> None:
     inputs = torch.stack([torch.zeros(2, width), sign.expand(2, width)]).to(torch.int8)
     sums, track = torch.zeros(2, 3, dtype=torch.int32), Track(1, torch.zeros(2, 3), samples=2)
     layer = Layer(Source((2, 1, 3), torch.ones(3)), torch.tensor(1.0), -8, 7, max(abs(spike), 1))
-    Walk(layer, weight).follow(track, 0, inputs, [True], sums, 0, True, 1)
+    Walk(layer, weight).follow(track, 0, inputs, [True], sums, 0, True)
     assert torch.equal(sums.double(), grid.reference.linear(inputs[1], weight, torch.float64))
 
 
@@ -119,4 +118,4 @@ def test_no_code_for_no_number() -> None:
     source = Source((2, 1, 3), torch.tensor([1.0, torch.nan, 1.0]))
     walk = Walk(Layer(source, torch.tensor(1.0), -8, 7, 1), weight)
     with pytest.raises(SpikezipError, match="not a number"):
-        walk.follow(Track(1, sums, 2), 0, torch.zeros(1, 2, 8, dtype=torch.int8), [False], sums, 0, True, 1)
+        walk.follow(Track(1, sums, 2), 0, torch.zeros(1, 2, 8, dtype=torch.int8), [False], sums, 0, True)

@@ -95,8 +95,8 @@ def fire_steps(sums, at, length, table, limits, held, awake, codes, counts):
 
 
 @jit
-def walk(inputs, changed, columns, sums, table, limits, held, awake, codes, counts, first, last):
-    """Rows `first … last` of a product and its neurons through all steps: 0 if none is behind its code then, else 1.
+def walk(inputs, changed, columns, sums, table, limits, held, awake, codes, counts):
+    """A product and its neurons through all steps: 0 if none is behind its code then, else 1.
 
     −1 if a neuron was given no number. Every row goes through all steps before the next one has its turn: its sums and
     tracers stay in the first cache, the weights in the second.
@@ -118,7 +118,7 @@ def walk(inputs, changed, columns, sums, table, limits, held, awake, codes, coun
     far = np.empty(width + 1, np.int32)
     part, state, target = np.empty(outputs, np.int16), np.empty(outputs, np.int16), np.empty(outputs, np.int16)
     late = 0
-    for r in range(first, last):
+    for r in range(rows):
         total, now, must, sample = _U(r * outputs), r * width, awake, r * counts.shape[1] // rows
         for j in range(size):
             state[j] = codes[total + j]

@@ -1,23 +1,19 @@
 """A product with integer weights and the neurons that read its sums, through many steps in one compiled loop.
 
-Which token a row belongs to makes no difference: rows go through the steps on their own, so that threads share them,
+Which token a row belongs to makes no difference: rows go through the steps on their own,
 and a step costs neither a call nor memory for its sums. Only inputs that changed cost work. On CPUs without int8 units
 their weights are added up faster than a dense product is made, even where most inputs fire.
 """
-
-from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spikezip.ops.compiled import share
 from spikezip.ops.event.layer import Layer, Track
 from spikezip.ops.grid import fast as grid
 from spikezip.ops.neuron.fast import not_a_number
 
 _WORD = 8  # inputs that are compared at once
-_LOCK = Lock()  # for the counts, which threads add up
 
 
 def walks_pay() -> bool:
@@ -45,7 +41,7 @@ class Walk:
         >>> if numba_is_here():
         ...     layer = Layer(Source((1, 1, 2), torch.ones(2)), torch.tensor(1.0), lo=-4, hi=3, max_spike=1)
         ...     assert Walk.suits(layer, weight)
-        ...     late = Walk(layer, weight).follow(track, 0, inputs, [True, False], sums, held=0, awake=True, threads=1)
+        ...     late = Walk(layer, weight).follow(track, 0, inputs, [True, False], sums, held=0, awake=True)
         ...     assert (late, track.codes[1:].tolist(), sums.tolist()) == (False, [[1, 1], [2, 2]], [[2, 2]])
     """
 
@@ -75,30 +71,20 @@ class Walk:
         sums: Tensor,
         held: int,
         awake: bool,
-        threads: int,
     ) -> bool:
         """Take as many steps as `changed` has, from `first` on; returns whether some neuron is behind its code then.
 
         `inputs` `[1 + changes, rows, in]` are those that the int32 `sums` `[rows, out]` were made of, and what they
-        change to; sums are brought up to date. `held` and `awake` as in `Layer.follow`. `threads` share the rows.
+        change to; sums are brought up to date. `held` and `awake` as in `Layer.follow`.
         """
         from spikezip.ops.event import compiled  # only where it is used: importing the library must not need numba
 
         steps = len(changed)
         codes, counts = track.rows(first, first + steps)
-        given = (
+        late = compiled.walk(
             inputs.numpy(), np.array(changed), self.columns, sums.numpy(), self.table, self.limits, held, awake, codes,
+            counts,
         )  # fmt: skip
-        late: list[int] = []
-
-        def work(begin: int, end: int) -> None:
-            own = counts if threads == 1 else np.zeros_like(counts)
-            late.append(compiled.walk(*given, own, begin, end))
-            if own is not counts:
-                with _LOCK:
-                    np.add(counts, own, out=counts)
-
-        share(work, len(sums), steps * sums.numel(), threads)
-        if min(late) < 0:
+        if late < 0:
             raise not_a_number()
-        return max(late) > 0
+        return bool(late)
