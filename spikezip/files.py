@@ -54,6 +54,7 @@ def save(
     compact: bool = True,
     extra: Mapping[str, bytes] | None = None,
     shard_bytes: int = 5_000_000_000,
+    state: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Save a quantized or a spiking network as a folder; `load` gives back an equal program and the same bits.
 
@@ -65,6 +66,7 @@ def save(
             network is snapped; the others stay floats, as all do with False.
         extra: further files by name, such as `config.json` and those of a processor. The manifest lists them.
         shard_bytes: more bytes of tensors than this come in several files.
+        state: a state dict to store in place of the network's own tensors, as training on several devices gathers it.
 
     Example:
         >>> import tempfile
@@ -78,7 +80,7 @@ def save(
     """
     if not isinstance(network, Network):
         raise ConfigError(f"save takes a quantized or a spiking network, not {type(network).__name__}")
-    files, tensors, manifest = _contents(network, compact)
+    files, tensors, manifest = _contents(network, compact, state)
     for name, content in (extra or {}).items():
         if not _PLAIN_NAME.fullmatch(name) or _OURS.fullmatch(name):
             raise ConfigError(f"extra={name!r}: a plain file name is needed that spikezip does not use itself")
@@ -115,7 +117,9 @@ def save(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _contents(network: Network, compact: bool) -> tuple[dict[str, bytes], dict[str, Tensor], dict[str, Any]]:
+def _contents(
+    network: Network, compact: bool, state: Mapping[str, Tensor] | None
+) -> tuple[dict[str, bytes], dict[str, Tensor], dict[str, Any]]:
     """What is to be written: `program.json`, the tensors, and the manifest without its hashes."""
     program = network.program
     text = program_file.write(program)
@@ -127,6 +131,11 @@ def _contents(network: Network, compact: bool) -> tuple[dict[str, bytes], dict[s
         found = network.tensors() | {network.scale_key(s): network.scale(s) for s in network.sites if s not in waiting}
     else:
         found = dict(network.frozen().tensors)
+    if state is not None:
+        missing = [name for name in found if name not in state]
+        if missing:
+            raise ConfigError(f"the state dict holds no {missing[0]}: it is not one of this network")
+        found = {name: state[name] for name in found}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
     try:
         _check_tensors(tensors, program, network.kind, waiting)

@@ -222,7 +222,7 @@ class _Pretrained(nn.Module):
             files = importlib.import_module("spikezip.files")
             size = kwargs.get("max_shard_size")
             shards = {} if size is None else {"shard_bytes": convert_file_size_to_int(size)}
-            files.save(self, save_directory, extra=files_beside(self), **shards)
+            files.save(self, save_directory, extra=files_beside(self), state=kwargs.get("state_dict"), **shards)
         if push_to_hub:
             upload = {k: kwargs[k] for k in ("commit_message", "private", "token", "revision") if k in kwargs}
             self.push_to_hub(kwargs.get("repo_id") or Path(save_directory).name, **upload)

@@ -319,3 +319,14 @@ def test_push_to_hub_uploads_what_save_pretrained_writes(vit, monkeypatch: pytes
     )
     vit[2].push_to_hub("somebody/network")
     assert {"config.json", "program.json", "spikezip.json", "model.safetensors", "README.md"} <= set(seen)
+
+
+def test_a_gathered_state_dict_is_what_is_saved(vit, tmp_path: Path) -> None:
+    _, qann, _ = vit
+    state = {name: x.clone() for name, x in qann.state_dict().items()}
+    state["classifier.bias"] += 1.0
+    qann.save_pretrained(tmp_path / "net", state_dict=state)
+    back = load_pretrained(tmp_path / "net").state_dict()
+    assert all(torch.equal(back[name], x) for name, x in state.items())
+    with pytest.raises(ConfigError, match=r"holds no .*: it is not one of this network"):
+        qann.save_pretrained(tmp_path / "other", state_dict={})
