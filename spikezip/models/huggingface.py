@@ -72,7 +72,10 @@ def as_pretrained(
     found = pretrained_class(_core(network), original)
     made = found.__new__(found)
     config = deepcopy(config)
-    config._attn_implementation = "eager"  # as it was captured: there is no other implementation to choose
+    # As it was captured: there is no other implementation to choose.
+    config._attn_implementation = "eager"
+    if hasattr(config, "_experts_implementation"):
+        config._experts_implementation = "eager"
     PreTrainedModel.__init__(made, config)
     vars(made).update(vars(network))
     if made.can_generate():

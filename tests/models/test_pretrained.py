@@ -330,3 +330,16 @@ def test_a_gathered_state_dict_is_what_is_saved(vit, tmp_path: Path) -> None:
     assert all(torch.equal(back[name], x) for name, x in state.items())
     with pytest.raises(ConfigError, match=r"holds no .*: it is not one of this network"):
         qann.save_pretrained(tmp_path / "other", state_dict={})
+
+
+def test_a_network_of_experts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = tf.MixtralConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=24,
+        vocab_size=40, num_local_experts=3, max_position_embeddings=32,
+    )  # fmt: skip
+    batch = {"input_ids": torch.randint(0, 40, (3, 7))}
+    qann, snn = networks(tf.MixtralForCausalLM(config).eval(), batch)
+    snn.save_pretrained(tmp_path)
+    again = load_pretrained(tmp_path)
+    assert torch.equal(again(**batch).logits, qann.eval()(**batch).logits)
