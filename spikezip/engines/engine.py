@@ -79,8 +79,8 @@ class Engine(ABC):
 
     def share(self, first: int, steps: int, like: Tensor) -> Tensor:
         """The share of the input that has entered by each of these steps: `min(t, L)/L`, 1 in the end."""
-        numbers = torch.arange(first + 1, first + steps + 1, device=like.device, dtype=like.dtype)
-        return numbers.clamp(max=self.ramp) / self.ramp
+        numbers = torch.arange(first + 1, first + steps + 1, dtype=like.dtype).clamp(max=self.ramp)
+        return (numbers / self.ramp).to(like.device)  # a GPU would divide otherwise
 
     def entering(self, site: Site, u: Tensor) -> Tensor:
         """What has arrived of the input of a site by this step."""

@@ -6,7 +6,7 @@ import torch
 
 
 def device_name(device: torch.device) -> str:
-    """The kind of device, and which it is: a CPU with the instructions that torch uses, since last bits depend on them.
+    """The kind of device, and which it is: a CPU with the vector instructions that torch uses. For information.
 
     Example:
         >>> device_name(torch.device("cpu")).startswith("cpu (")

@@ -76,7 +76,7 @@ def is_move(node: Node, dependence: dict[str, Depends], select: bool) -> bool:
     kind = KINDS[node.op]
     if node.op == "aten.constant_pad_nd.default":
         pads_zero = len(node.args) < 3 or node.args[2] == 0
-        kind = Kind.SELECT if pads_zero else Kind.EXACT
+        kind = Kind.SELECT if pads_zero else Kind.IEEE
     if kind is not Kind.MOVE and not (select and kind is Kind.SELECT):
         return False
     return all(dependence[name] < Depends.NETWORK for name in node.reads[1:])

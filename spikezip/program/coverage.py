@@ -13,6 +13,7 @@ from spikezip.program.capture import Captured, capture
 from spikezip.program.functions import KINDS, Kind
 from spikezip.program.nodes import Function, Input, Node, Product, Program, Site
 from spikezip.program.place import place
+from spikezip.program.portable import not_portable
 from spikezip.program.tidy import tidy
 from spikezip.quant.config import QuantConfig
 
@@ -129,8 +130,11 @@ def _table(name: str, program: Program) -> Coverage:
                     rows.append((path, ""))  # filled in below, at the place of its first function
                 used.setdefault(path, []).append(f"{node.op.split('.')[1]} ({kind.value})")
     shown = tuple((path, what or f"functions: {', '.join(dict.fromkeys(used[path]))}") for path, what in rows)
-    notes = () if program.batch else (f"for this batch size only: {program.fixed}",)
-    return Coverage(name, shown, tuple(program.sites), products, dict(kinds), notes=notes)
+    notes = [] if program.batch else [f"for this batch size only: {program.fixed}"]
+    dependent = not_portable(program) if program.sites else ()
+    if dependent:
+        notes.append(f"not portable, codes may depend on the machine: {', '.join(dependent)}")
+    return Coverage(name, shown, tuple(program.sites), products, dict(kinds), notes=tuple(notes))
 
 
 def _sites_read(program: Program, node: Product) -> tuple[str, ...]:

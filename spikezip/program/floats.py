@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spikezip.ops import grid
+from spikezip.ops import grid, sums
 from spikezip.program.functions import evaluate
 from spikezip.program.nodes import Convolution, Function, Linear, Matmul, Node, Ref, Rows, map_arguments
 from spikezip.program.sizes import Bindings, Size
@@ -26,13 +26,22 @@ def function_value(node: Function, values: Mapping[str, Any], sizes: Bindings, d
 
 
 def float_value(node: Node, values: Mapping[str, Any], sizes: Bindings, device: torch.device) -> Any:
-    """The value of a function or of a product of floats; a product is summed in float64, so that no order shows."""
+    """The value of a function or of a product of floats, which is summed without an order.
+
+    A convolution of floats is summed by torch in float64: its last bits may depend on the machine.
+    """
     if isinstance(node, Function):
         return function_value(node, values, sizes, device)
     if isinstance(node, Rows):
         rows = values[node.x]
         codes, scale = grid.weight_grid(rows.reshape(-1, rows.shape[-1]), node.bits)
         return (codes * scale[:, None]).view(rows.shape)
+    if isinstance(node, Matmul):
+        y = sums.matmul(values[node.a], values[node.b])
+        return (y if node.scaling == 1 else y * node.scaling).to(node.dtype)
+    if isinstance(node, Linear):
+        y = sums.matmul(values[node.x], values[node.weight].T)
+        return (y if node.bias is None else y + _wide(values[node.bias])).to(node.dtype)
     return plain_product(node, lambda name: _wide(values[name])).to(node.dtype)
 
 

@@ -1,7 +1,8 @@
 """The operations that a program may hold besides products: an allow-list, and how each is evaluated.
 
-Every function is evaluated so that equal inputs give equal outputs, wherever they lie in a tensor and however large
-the batch is; otherwise a network would depend on how its time-steps are laid out.
+A function gives the same bits for the same numbers: wherever they lie in a tensor, however large the batch is, on every
+device and with every instruction set. Those for which that does not hold are `WIDE`; a network with such a function is
+not portable (`program/portable.py`).
 """
 
 from collections.abc import Callable
@@ -12,25 +13,26 @@ import torch
 from torch import Tensor
 
 from spikezip.errors import CoverageError
-from spikezip.ops import norm, softmax
+from spikezip.program.arithmetic import FUNCTIONS
 
 
 class Kind(Enum):
-    """How a function is evaluated.
+    """What a function does, and with it why its result does not depend on where and by whom it is computed.
 
     MOVE: elements are moved, repeated or dropped, never changed; zeros may come in. It works on codes as on values.
     SELECT: as MOVE, but some elements are left out.
-    EXACT: single IEEE operations, comparisons, whole numbers: the result does not depend on place or order.
-    ROWS: a kernel of our own, or one of torch's that handles a row the same way wherever it lies.
-    ROUNDED: sums and transcendental functions, which depend on order and place in their last bits. They are evaluated
-        in float64 and rounded, so that a difference there does not reach the result.
+    IEEE: single IEEE operations (+ − × ÷ √, comparisons, roundings) and whole numbers: they have one right result.
+    SUM: sums, means and what is made of them, taken as sums of integers, which have no order.
+    CURVE: transcendental functions of our own, made of IEEE operations (`spikezip/ops/elementary`).
+    WIDE: anything else, evaluated by torch in float64 and rounded. Its last bits may depend on the machine.
     """
 
     MOVE = "move"
     SELECT = "select"
-    EXACT = "exact"
-    ROWS = "rows"
-    ROUNDED = "rounded"
+    IEEE = "ieee"
+    SUM = "sum"
+    CURVE = "curve"
+    WIDE = "wide"
 
 
 def operators(names: str) -> list[str]:
@@ -45,65 +47,69 @@ def operators(names: str) -> list[str]:
 
 _MOVE = operators(
     "reshape flatten.using_ints unflatten.int transpose.int permute unsqueeze squeeze squeeze.dim "
-    "squeeze.dims expand t numpy_T movedim.int movedim.intlist swapaxes swapdims.int expand_as view_as reshape_as "
+    "squeeze.dims expand t numpy_T movedim.int movedim.intlist swapaxes expand_as view_as reshape_as "
     "repeat tile repeat_interleave.self_int roll flip unfold pixel_shuffle pixel_unshuffle channel_shuffle im2col "
     "atleast_2d dropout alpha_dropout feature_dropout broadcast_to pad"
 )
 _SELECT = operators(
     "slice.Tensor select.int index_select gather index.Tensor narrow diagonal triu tril take_along_dim constant_pad_nd"
 )
-_EXACT = operators(
+_IEEE = operators(
     "add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar rsub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar "
-    "div.Tensor_mode div.Scalar_mode true_divide.Tensor reciprocal neg abs relu relu6 hardtanh clamp clamp.Tensor "
-    "clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor maximum minimum max.other min.other where.self "
+    "div.Tensor_mode div.Scalar_mode true_divide.Tensor reciprocal sqrt rsqrt neg abs relu relu6 hardtanh clamp "
+    "clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor maximum minimum max.other min.other where.self "
     "where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Scalar masked_fill.Tensor eq.Scalar eq.Tensor "
     "ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor "
     "__and__.Tensor __or__.Tensor __xor__.Tensor __and__.Scalar __or__.Scalar bitwise_and.Tensor bitwise_or.Tensor "
     "bitwise_xor.Tensor bitwise_not bitwise_and.Scalar bitwise_or.Scalar logical_and logical_or logical_not "
-    "logical_xor floor ceil round trunc sign sgn isnan isinf isfinite floor_divide floor_divide.Scalar "
+    "logical_xor floor ceil round trunc frac sign sgn isnan isinf isfinite floor_divide floor_divide.Scalar "
     "remainder.Scalar remainder.Tensor fmod.Scalar fmod.Tensor any any.dim any.dims "
     "all all.dim amax amin max max.dim min min.dim "
     "argmax argmin sort sort.stable argsort argsort.stable topk max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
-    "adaptive_max_pool2d max_pool2d_with_indices prelu leaky_relu threshold hardsigmoid hardswish "
+    "adaptive_max_pool2d max_pool2d_with_indices prelu leaky_relu threshold hardsigmoid hardswish hardshrink "
+    "softshrink addcmul addcdiv lerp.Scalar lerp.Tensor diff prod prod.dim_int cumprod "
     "upsample_nearest1d upsample_nearest1d.vec upsample_nearest2d upsample_nearest2d.vec upsample_nearest3d.vec "
     "cat stack to.dtype type_as zeros_like ones_like full_like empty_like fill.Scalar fill.Tensor "
     "arange arange.start arange.start_step zeros ones full scalar_tensor eye eye.m new_zeros new_ones new_full "
     "new_empty empty.memory_format linspace tril_indices triu_indices embedding index_put scatter.src scatter.value "
-    "scatter slice_scatter select_scatter index_copy index_fill.int_Scalar masked_scatter bucketize.Tensor "
-    "searchsorted.Tensor one_hot meshgrid.indexing meshgrid cumulative_trapezoid bitwise_left_shift.Tensor_Scalar "
+    "slice_scatter select_scatter index_copy index_fill.int_Scalar masked_scatter bucketize.Tensor "
+    "searchsorted.Tensor one_hot meshgrid.indexing meshgrid bitwise_left_shift.Tensor_Scalar "
     "bitwise_right_shift.Tensor_Scalar __lshift__.Scalar __rshift__.Scalar split.Tensor split.sizes split_with_sizes "
     "chunk unbind.int tensor_split.sections real imag view_as_real view_as_complex square isin.Tensor_Tensor "
-    "_is_all_true _is_any_true cummax cummin nan_to_num complex conj"
+    "_is_all_true _is_any_true cummax cummin nan_to_num complex conj batch_norm"
 )
-_ROUNDED = operators(
-    "sum sum.dim_IntList mean mean.dim prod prod.dim_int cumsum cumprod var.correction var.dim var std.correction "
-    "std.dim std var_mean.correction norm.ScalarOpt_dim norm.Scalar linalg_vector_norm logsumexp log_softmax.int "
-    "exp exp2 expm1 log log1p log2 log10 sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh sigmoid erf erfc "
-    "erfinv gelu silu mish softplus elu selu celu hardshrink softshrink log_sigmoid tanhshrink softsign glu "
-    "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar group_norm instance_norm batch_norm rms_norm avg_pool1d avg_pool2d "
-    "avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d upsample_bilinear2d "
-    "upsample_bilinear2d.vec upsample_bicubic2d upsample_bicubic2d.vec "
-    "upsample_linear1d upsample_linear1d.vec upsample_trilinear3d.vec "
-    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler addcmul addcdiv lerp.Scalar lerp.Tensor "
-    "cosine_similarity cdist dist frac scatter_add scatter_reduce.two index_add hypot fft_fft fft_fftn fft_fft2 "
-    "fft_rfft fft_rfft2 fft_rfftn fft_ifft fft_ifftn fft_irfft fft_irfft2 fft_irfftn logaddexp diff polar fold col2im "
-    "linalg_norm _weight_norm linalg_vector_norm native_group_norm softmax.int _softmax special_expit special_erf"
+_SUM = operators(
+    "sum sum.dim_IntList mean mean.dim cumsum var.correction var.dim var std.correction std.dim std "
+    "var_mean.correction norm.ScalarOpt_dim norm.Scalar linalg_vector_norm softmax.int _softmax log_softmax.int "
+    "logsumexp layer_norm group_norm instance_norm rms_norm avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+    "adaptive_avg_pool2d adaptive_avg_pool3d scatter_add index_add"
+)
+_CURVE = operators(
+    "exp exp2 expm1 log log1p log2 log10 sin cos tan sinh cosh tanh sigmoid erf erfc gelu silu mish softplus elu selu "
+    "celu log_sigmoid glu pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar"
+)
+_WIDE = operators(
+    "erfinv asin acos atan atan2 hypot logaddexp upsample_bilinear2d upsample_bilinear2d.vec upsample_bicubic2d "
+    "upsample_bicubic2d.vec upsample_linear1d upsample_linear1d.vec upsample_trilinear3d.vec _upsample_bilinear2d_aa "
+    "_upsample_bicubic2d_aa grid_sampler cosine_similarity cdist dist scatter_reduce.two fft_fft fft_fftn fft_fft2 "
+    "fft_rfft fft_rfft2 fft_rfftn fft_ifft fft_ifftn fft_irfft fft_irfft2 fft_irfftn polar col2im linalg_norm "
+    "_weight_norm native_group_norm"
 )
 
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(_MOVE, Kind.MOVE),
     **dict.fromkeys(_SELECT, Kind.SELECT),
-    **dict.fromkeys(_EXACT, Kind.EXACT),
-    **dict.fromkeys(_ROUNDED, Kind.ROUNDED),
-    "aten.layer_norm.default": Kind.ROWS,
-    "aten.softmax.int": Kind.ROWS,
-    "getitem": Kind.EXACT,
-    "causal_mask": Kind.EXACT,
+    **dict.fromkeys(_IEEE, Kind.IEEE),
+    **dict.fromkeys(_SUM, Kind.SUM),
+    **dict.fromkeys(_CURVE, Kind.CURVE),
+    **dict.fromkeys(_WIDE, Kind.WIDE),
+    "getitem": Kind.IEEE,
+    "causal_mask": Kind.IEEE,
 }
 
 # Activations that are no ReLU: a spiking network computes them again whenever their input has changed.
 ACTIVATIONS = frozenset(
-    operators("gelu silu mish softplus elu selu celu tanh sigmoid hardswish hardsigmoid leaky_relu prelu softsign erf")
+    operators("gelu silu mish softplus elu selu celu tanh sigmoid hardswish hardsigmoid leaky_relu prelu erf")
 )
 _FOR_FLOATS = frozenset(operators("im2col pad"))
 # These make tensors from nothing: they are told on which device.
@@ -137,24 +143,49 @@ def evaluate(op: str, args: Any, kwargs: Any, dtype: torch.dtype, device: torch.
         >>> evaluate("aten.silu.default", (torch.tensor([0.0, 1.0]),), {}, torch.float32, torch.device("cpu"))
         tensor([0.0000, 0.7311])
     """
-    special = _SPECIAL.get(op)
-    if special is not None:
-        return special(dtype, device, *args, **kwargs)
-    if KINDS[op] is Kind.ROUNDED:
+    own = FUNCTIONS.get(op)
+    if own is not None:
+        return own(*args, **kwargs)
+    if op == "causal_mask":
+        return _causal_mask(dtype, *args).to(device)
+    if KINDS[op] is Kind.WIDE:
         return _rounded(torch_operator(op), args, kwargs, dtype)
-    if op in _FACTORIES:
-        kwargs = {**kwargs, "device": device}
+    if op in _FACTORIES:  # made by one and the same device
+        return torch_operator(op)(*args, **kwargs).to(device)
     if op in _FOR_FLOATS and not args[0].is_floating_point():  # torch moves no integers here
         return torch_operator(op)(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
     return torch_operator(op)(*args, **kwargs)
 
 
+def is_differentiable(op: str, args: Any) -> bool:
+    """Whether gradients go through `evaluate`; for other functions they are those of torch's own operator.
+
+    Example:
+        >>> [is_differentiable(f"aten.{name}", ()) for name in ("relu.default", "softmax.int", "gelu.default")]
+        [True, True, False]
+    """
+    squares = op == "aten.pow.Tensor_Scalar" and args[1] == 2
+    return squares or op in _DIFFERENTIABLE or (op not in FUNCTIONS and KINDS[op] is not Kind.WIDE)
+
+
+_DIFFERENTIABLE = frozenset(
+    operators("softmax.int layer_norm to.dtype div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode dropout "
+              "alpha_dropout feature_dropout")
+) | {"getitem"}  # fmt: skip
+
+
+def _causal_mask(dtype: torch.dtype, queries: int, keys: int) -> Tensor:
+    """Where a query may not look: the lowest number; elsewhere 0."""
+    seen = torch.ones(queries, keys, dtype=torch.bool).tril()
+    return torch.zeros(queries, keys, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
 def _rounded(function: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
     def widen(x: Any) -> Any:
         if isinstance(x, Tensor):
-            return x.to(_WIDE.get(x.dtype, x.dtype))
+            return x.to(_WIDER.get(x.dtype, x.dtype))
         if isinstance(x, torch.dtype):
-            return _WIDE.get(x, x)
+            return _WIDER.get(x, x)
         if isinstance(x, dict):
             return {k: widen(v) for k, v in x.items()}
         return type(x)(map(widen, x)) if isinstance(x, (tuple, list)) else x
@@ -165,70 +196,10 @@ def _rounded(function: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.
     return tuple(x.to(_NARROW[dtype].get(x.dtype, x.dtype)) for x in result)
 
 
-_WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
-_WIDE[torch.complex64] = torch.complex128
+_WIDER = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+_WIDER[torch.complex64] = torch.complex128
 # What a wide result of several tensors becomes again, by the dtype of the node: in a float64 network it stays.
 _NARROW: dict[torch.dtype, dict[torch.dtype, torch.dtype]] = {
     torch.float32: {torch.float64: torch.float32, torch.complex128: torch.complex64},
     torch.float64: {},
-}
-
-
-def _softmax(dtype: torch.dtype, device: torch.device, x: Tensor, dim: int, to: torch.dtype | None = None) -> Tensor:
-    x = x if to is None else x.to(to)
-    if dim % x.ndim != x.ndim - 1:
-        return softmax.softmax(x.transpose(dim, -1)).transpose(dim, -1)
-    return softmax.softmax(x)
-
-
-def _layer_norm(
-    dtype: torch.dtype,
-    device: torch.device,
-    x: Tensor,
-    shape: list[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    _: bool = True,
-) -> Tensor:
-    if len(shape) == 1:
-        return norm.layer_norm(x, weight, bias, eps)
-    wide, shift = (None if t is None else t.double() for t in (weight, bias))
-    return torch.nn.functional.layer_norm(x.double(), shape, wide, shift, eps).to(dtype)
-
-
-def _power(dtype: torch.dtype, device: torch.device, x: Tensor, exponent: float) -> Tensor:
-    if exponent == 2:  # one product, wherever it lies
-        return x * x
-    return _rounded(torch.ops.aten.pow.Tensor_Scalar, (x, exponent), {}, dtype)
-
-
-def _cast(dtype: torch.dtype, device: torch.device, x: Tensor, to: torch.dtype) -> Tensor:
-    return x.to(to)
-
-
-def _dropout(dtype: torch.dtype, device: torch.device, x: Tensor, *_: Any) -> Tensor:
-    return x  # only training drops anything
-
-
-def _getitem(dtype: torch.dtype, device: torch.device, values: Any, index: int) -> Any:
-    return values[index]
-
-
-def _causal_mask(dtype: torch.dtype, device: torch.device, queries: int, keys: int) -> Tensor:
-    """Where a query may not look: the lowest number; elsewhere 0."""
-    seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
-    return torch.zeros(queries, keys, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
-
-
-_SPECIAL: dict[str, Callable[..., Any]] = {
-    "aten.softmax.int": _softmax,
-    "aten.layer_norm.default": _layer_norm,
-    "aten.pow.Tensor_Scalar": _power,
-    "aten.to.dtype": _cast,
-    "aten.dropout.default": _dropout,
-    "aten.alpha_dropout.default": _dropout,
-    "aten.feature_dropout.default": _dropout,
-    "getitem": _getitem,
-    "causal_mask": _causal_mask,
 }

@@ -15,7 +15,7 @@ from spikezip.errors import CalibrationError
 from spikezip.ops import grid, kernels, rounding
 from spikezip.program.analysis import source
 from spikezip.program.floats import float_value, plain_product
-from spikezip.program.functions import KINDS, Kind, evaluate, operators, torch_operator
+from spikezip.program.functions import evaluate, is_differentiable, operators, torch_operator
 from spikezip.program.nodes import (
     Function,
     Grid,
@@ -180,9 +180,8 @@ class _Pass:
         return Learned(moved(x.values), None if x.codes is None else moved(x.codes), x.step, x.largest)
 
     def _evaluate(self, node: Function, args: Any, kwargs: Any) -> Any:
-        """As the frozen network does it. What that evaluates in float64 gets the gradient of the plain operator."""
-        rounded = KINDS[node.op] is Kind.ROUNDED and not (node.op == "aten.pow.Tensor_Scalar" and args[1] == 2)
-        if not rounded or not any(_has_gradient(self.values[name]) for name in node.reads):
+        """As the frozen network does it. Functions of our own get the gradient of the plain operator."""
+        if is_differentiable(node.op, args) or not any(_has_gradient(self.values[name]) for name in node.reads):
             return evaluate(node.op, args, kwargs, node.dtype, self.device)
         plain = torch_operator(node.op)(*args, **kwargs)
         with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from spikezip.ops.lsq import reference as lsq
 from spikezip.ops.rounding import reference as rounding
 from spikezip.ops.sesa import triton_training as training
-from spikezip.ops.softmax import triton as softmax
+from spikezip.ops.softmax import reference as softmax
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)

@@ -1,12 +1,12 @@
-"""Who computes LayerNorm: the kernel without an order on a GPU, torch elsewhere."""
+"""Who computes LayerNorm: a kernel on a GPU, a compiled loop on the CPU, or the reference. The bits are the same."""
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from spikezip.ops import grid, kernels, neuron
+from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.norm import reference
 
 
@@ -17,10 +17,10 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
         >>> layer_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 2.0]), None, 0.0)
         tensor([[-1.,  2.]])
     """
-    if takes(x, weight, bias):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         result: Tensor = _LayerNorm.apply(x, weight, bias, eps)
         return result
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return _forward(x, weight, bias, eps)[0]
 
 
 def walk_norm(
@@ -92,22 +92,49 @@ def takes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     return floats and x.shape[-1] <= reference.LARGEST and kernels.on_gpu(x, weight, bias)
 
 
+def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm, and mean and inverse deviation of each row for backward."""
+    if takes(x, weight, bias):
+        from spikezip.ops.norm import triton
+
+        return triton.layer_norm(x, weight, bias, eps)
+    fits = x.dtype == torch.float32 and x.device.type == "cpu" and 0 < x.shape[-1] <= reference.LARGEST
+    if fits and x.numel() and numba_is_here():
+        from spikezip.ops.norm import compiled  # only where it is used: importing the library must not need numba
+
+        return compiled.layer_norm(x, weight, bias, eps)
+    mean, deviation = reference.moments(x, eps)
+    return reference.normalise(x, mean, deviation, weight, bias), mean, deviation
+
+
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        from spikezip.ops.norm import triton
-
-        y, mean, deviation = triton.layer_norm(x, weight, bias, eps)
+        y, mean, deviation = _forward(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, deviation)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        from spikezip.ops.norm import triton
-
         x, weight, mean, deviation = ctx.saved_tensors
-        grads = triton.backward(grad, x, weight, mean, deviation)
+        if takes(x, weight, None):
+            from spikezip.ops.norm import triton
+
+            grads = triton.backward(grad, x, weight, mean, deviation)
+        else:
+            grads = _backward(grad, x, weight, mean, deviation)
         grad_x, grad_weight, grad_bias = (
             g if needed else None for g, needed in zip(grads, ctx.needs_input_grad, strict=False)
         )
         return grad_x, grad_weight, grad_bias, None
+
+
+def _backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, deviation: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for `x`, the weight and the bias."""
+    even = (x - mean) * deviation
+    weighted = grad if weight is None else grad * weight
+    middle, slope = weighted.mean(dim=-1, keepdim=True), (weighted * even).mean(dim=-1, keepdim=True)
+    rows = tuple(range(x.ndim - 1))
+    return (weighted - middle - even * slope) * deviation, (grad * even).sum(rows), grad.sum(rows)

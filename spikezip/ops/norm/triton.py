@@ -136,7 +136,7 @@ def _walk_kernel(
         spike = next_spike(y, tracer, scale, lo, hi, max_spike, ternary)
         tracer += spike
         tl.store(out_ptr + here, tracer.to(tl.int8), mask=inside)
-        fired = tl.sum(tl.fma(y, 0.0, tl.abs(spike)), axis=0)  # what is no number spoils the count
+        fired = tl.sum(tl.abs(spike) + (y - y), axis=0)  # what is no number spoils the count
         tl.atomic_add(count_at, fired, sem="relaxed")
         out_ptr += rows.to(tl.int64) * columns  # the pointers move on to the next step
         count_at += samples

@@ -27,7 +27,7 @@ def unit(scale):
 @triton.jit
 def code_of_unit(u, scale, lo, hi):
     """The code of `u`, once it and its scale are multiplied with the powers of `unit`. A NaN gets some code."""
-    code = tl.floor(u * (1.0 / scale) + 0.5)
+    code = tl.floor(u * tl.math.div_rn(1.0, scale) + 0.5)
     rest = tl.fma(-code, scale, u)
     half = scale * 0.5
     code += tl.where(rest >= half, 1.0, 0.0) - tl.where(rest < -half, 1.0, 0.0)

@@ -22,7 +22,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from spikezip.ops.rounding.triton import unit
 from spikezip.ops.sesa.triton_steps import last_move, step_at_once, step_in_passes, store_codes
-from spikezip.ops.softmax.reference import units
 
 QUERIES, KEYS = 64, 64  # that a program handles at once
 WARPS, STAGES = 4, 2
@@ -49,7 +48,7 @@ def _attention_kernel(
     o_tiles, out_tiles, p_counts_ptr, o_counts_ptr, p_scale_ptr, o_scale_ptr, score_factor_ptr, mix_factor_ptr,
     q_moved_ptr, k_moved_ptr, v_moved_ptr, steps, batch, samples, heads, groups, queries, keys, masks,
     p_hi, p_max_spike, p_held, o_lo, o_hi, o_max_spike, o_held,
-    with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr, resting: tl.constexpr,
+    with_mask: tl.constexpr, ternary: tl.constexpr, resting: tl.constexpr,
     tiles: tl.constexpr, tail: tl.constexpr, ragged: tl.constexpr, query_tile: tl.constexpr, key_tile: tl.constexpr,
     width: tl.constexpr,
 ):  # fmt: skip
@@ -85,7 +84,7 @@ def _attention_kernel(
             step, packed, last, o_tracer, q_tiles, k_tiles, v_tiles, mask_tiles, k_tails, v_tails, mask_tails,
             out_tiles, p_counts_ptr, o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own,
             shared, keys, score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo,
-            o_hi, o_max_spike, o_held, with_mask, ternary, unit_of_sum, tiles, tail, ragged, query_tile, key_tile,
+            o_hi, o_max_spike, o_held, with_mask, ternary, tiles, tail, ragged, query_tile, key_tile,
             width,
         )  # fmt: skip
     if resting:  # a step that fires nothing is followed by such steps only, unless somebody was held back in it
@@ -96,7 +95,7 @@ def _attention_kernel(
                     step, packed, last, o_tracer, q_tiles, k_tiles, v_tiles, mask_tiles, k_tails, v_tails, mask_tails,
                     out_tiles, p_counts_ptr, o_counts_ptr, sample, batch, samples, counted, which_mask, first_query,
                     own, shared, keys, score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held,
-                    o_scale, o_lo, o_hi, o_max_spike, o_held, with_mask, ternary, unit_of_sum, tiles, tail, ragged,
+                    o_scale, o_lo, o_hi, o_max_spike, o_held, with_mask, ternary, tiles, tail, ragged,
                     query_tile, key_tile, width,
                 )  # fmt: skip
                 busy = (fired != 0.0) | (step < tl.maximum(p_held, o_held))
@@ -117,7 +116,7 @@ def _long_kernel(
     p_counts_ptr, o_counts_ptr, p_scale_ptr, o_scale_ptr, score_factor_ptr, mix_factor_ptr,
     q_moved_ptr, k_moved_ptr, v_moved_ptr, steps, batch, samples, heads, groups, queries, keys, masks, pitch,
     p_hi, p_max_spike, p_held, o_lo, o_hi, o_max_spike, o_held,
-    with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr, resting: tl.constexpr,
+    with_mask: tl.constexpr, ternary: tl.constexpr, resting: tl.constexpr,
     query_tile: tl.constexpr, key_tile: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     sample, head = tl.program_id(1) // heads, tl.program_id(1) % heads
@@ -142,7 +141,7 @@ def _long_kernel(
             step, o_tracer, tracers, row, pitch, q_tiles, k_tiles, v_tiles, mask_tiles, out_tiles, p_counts_ptr,
             o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own, shared, queries, keys,
             score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo, o_hi,
-            o_max_spike, o_held, with_mask, ternary, unit_of_sum, query_tile, key_tile, width,
+            o_max_spike, o_held, with_mask, ternary, query_tile, key_tile, width,
         )  # fmt: skip
     if resting:
         busy = tl.full((), 1, tl.int1)
@@ -152,7 +151,7 @@ def _long_kernel(
                     step, o_tracer, tracers, row, pitch, q_tiles, k_tiles, v_tiles, mask_tiles, out_tiles, p_counts_ptr,
                     o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own, shared, queries, keys,
                     score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo, o_hi,
-                    o_max_spike, o_held, with_mask, ternary, unit_of_sum, query_tile, key_tile, width,
+                    o_max_spike, o_held, with_mask, ternary, query_tile, key_tile, width,
                 )  # fmt: skip
                 busy = (fired != 0.0) | (step < tl.maximum(p_held, o_held))
             else:
@@ -223,7 +222,7 @@ def attention(
     limits = (*_limits(p, max_spike)[1:], *_limits(o, max_spike))
     fixed = {
         "with_mask": mask is not None, "ternary": max_spike == 1 and not p.held and not o.held,
-        "unit_of_sum": units(keys), "resting": len(moved) > 0, "query_tile": QUERIES, "key_tile": KEYS,
+        "resting": len(moved) > 0, "query_tile": QUERIES, "key_tile": KEYS,
         "width": width,
         "num_warps": WARPS, "num_stages": STAGES, "enable_fp_fusion": False,
     }  # fmt: skip

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from spikezip.ops.rounding.triton import next_spike
-from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sum
+from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sums
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def _walk_and_mix(e, factor, packed, fresh, v_tiles, now, first_key, shared, mix
     before = ((packed >> shift) & 255).to(tl.float32)
     spike = next_spike(p, before, scale, 0.0, hi, max_spike, ternary, True)
     tracer = before + spike
-    # As in `whole_sum`: the lowest bits of such a float are the code.
+    # As in `whole_sums`: the lowest bits of such a float are the code.
     fresh += ((tracer + 8388608.0).to(tl.int32, bitcast=True) - 1258291200) << shift
     some = tl.abs(spike)
     if with_mask:  # a row of nothing but minus infinity, or a mask that is not a number
@@ -94,7 +94,7 @@ def step_at_once(
     step, packed, last, o_tracer, q_tiles, k_tiles, v_tiles, mask_tiles, k_tails, v_tails, mask_tails,
     out_tiles, p_counts_ptr, o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own,
     shared, keys, score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo,
-    o_hi, o_max_spike, o_held, with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr,
+    o_hi, o_max_spike, o_held, with_mask: tl.constexpr, ternary: tl.constexpr,
     tiles: tl.constexpr, tail: tl.constexpr, ragged: tl.constexpr, query_tile: tl.constexpr, key_tile: tl.constexpr,
     width: tl.constexpr,
 ):  # fmt: skip
@@ -116,11 +116,13 @@ def step_at_once(
         )  # fmt: skip
         x += (scores,)
     e = nothing()
-    total = tl.zeros((query_tile, 1), dtype=tl.int32)
+    high, low = tl.zeros((query_tile, 1), dtype=tl.int32), tl.zeros((query_tile, 1), dtype=tl.int32)
     for j in tl.static_range(tiles + (tail > 0)):
         e += (exponentials(x[j], most),)
-        total += whole_sum(e[j], unit_of_sum)
-    factor = row_factor(total, unit_of_sum) * power
+        some_high, some_low = whole_sums(e[j])
+        high += some_high
+        low += some_low
+    factor = row_factor(high, low) * power
     largest = tl.where(step >= p_held, p_max_spike, 0.0)
     mixed = tl.zeros((query_tile, width), dtype=tl.float32)
     fired = tl.zeros((query_tile,), dtype=tl.float32)
@@ -150,7 +152,7 @@ def step_in_passes(
     step, o_tracer, tracers, row, pitch, q_tiles, k_tiles, v_tiles, mask_tiles, out_tiles, p_counts_ptr,
     o_counts_ptr, sample, batch, samples, counted, which_mask, first_query, own, shared, queries, keys,
     score_factor, mix_factor, power, spoilt, p_scale, p_hi, p_max_spike, p_held, o_scale, o_lo, o_hi,
-    o_max_spike, o_held, with_mask: tl.constexpr, ternary: tl.constexpr, unit_of_sum: tl.constexpr,
+    o_max_spike, o_held, with_mask: tl.constexpr, ternary: tl.constexpr,
     query_tile: tl.constexpr, key_tile: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """A step in three passes over the keys. Returns the tracers of the output, and what was fired."""
@@ -162,14 +164,16 @@ def step_in_passes(
             q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, shared, keys, score_factor, most,
             with_mask, True, query_tile, key_tile, width,
         )  # fmt: skip
-    total = tl.zeros((query_tile, 1), dtype=tl.int32)
+    high, low = tl.zeros((query_tile, 1), dtype=tl.int64), tl.zeros((query_tile, 1), dtype=tl.int64)
     for first_key in range(0, keys, key_tile):
         x, _ = _scores(
             q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, shared, keys, score_factor, most,
             with_mask, True, query_tile, key_tile, width,
         )  # fmt: skip
-        total += whole_sum(exponentials(x, most), unit_of_sum)
-    factor = row_factor(total, unit_of_sum) * power
+        some_high, some_low = whole_sums(exponentials(x, most))
+        high += some_high
+        low += some_low
+    factor = row_factor(high, low) * power
     largest = tl.where(step >= p_held, p_max_spike, 0.0)
     mixed = tl.zeros((query_tile, width), dtype=tl.float32)
     fired = tl.zeros((query_tile,), dtype=tl.float32)

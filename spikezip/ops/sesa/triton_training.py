@@ -16,8 +16,7 @@ from torch import Tensor
 
 from spikezip.ops.rounding.triton import code_of_unit, unit
 from spikezip.ops.sesa.triton_steps import nothing
-from spikezip.ops.softmax.reference import units
-from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sum
+from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sums
 
 MOST_KEYS = 256  # of which a program has all scores at once, forward; with more it makes them three times
 MOST_WIDTH = 128
@@ -97,7 +96,7 @@ def _codes_of(p, scale, hi):
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, mask_ptr, u_ptr, most_ptr, factor_ptr, p_scale_ptr, score_factor_ptr, mix_factor_ptr,
     heads, queries, keys, masks, p_hi,
-    with_mask: tl.constexpr, unit_of_sum: tl.constexpr, tiles: tl.constexpr, own: tl.constexpr, met: tl.constexpr,
+    with_mask: tl.constexpr, tiles: tl.constexpr, own: tl.constexpr, met: tl.constexpr,
     width: tl.constexpr,
 ):  # fmt: skip
     sample, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
@@ -117,12 +116,14 @@ def _forward_kernel(
         scores = _scores(q, k_ptr, mask_ptr, j * met, query, score_factor, queries, keys, pitch, with_mask, met, width)
         x += (scores,)
         most = tl.maximum(most, tl.max(x[j], axis=1)[:, None])
-    total = tl.zeros((own, 1), dtype=tl.int32)
+    high, low = tl.zeros((own, 1), dtype=tl.int32), tl.zeros((own, 1), dtype=tl.int32)
     e = nothing()
     for j in tl.static_range(tiles):
         e += (exponentials(x[j], most),)
-        total += whole_sum(e[j], unit_of_sum)
-    factor = row_factor(total, unit_of_sum)
+        some_high, some_low = whole_sums(e[j])
+        high += some_high
+        low += some_low
+    factor = row_factor(high, low)
     powered = factor * first * second  # rounding commutes with powers of two
     mixed = tl.zeros((own, width), dtype=tl.float32)
     for j in tl.static_range(tiles):
@@ -139,7 +140,7 @@ def _forward_kernel(
 def _long_forward_kernel(
     q_ptr, k_ptr, v_ptr, mask_ptr, u_ptr, most_ptr, factor_ptr, p_scale_ptr, score_factor_ptr, mix_factor_ptr,
     heads, queries, keys, masks, p_hi,
-    with_mask: tl.constexpr, unit_of_sum: tl.constexpr, own: tl.constexpr, met: tl.constexpr, width: tl.constexpr,
+    with_mask: tl.constexpr, own: tl.constexpr, met: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """The same for any number of keys: three times over them, for the largest score, the sum, and the mix."""
     sample, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
@@ -157,11 +158,13 @@ def _long_forward_kernel(
     for first_key in range(0, keys, met):
         x = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
         most = tl.maximum(most, tl.max(x, axis=1)[:, None])
-    total = tl.zeros((own, 1), dtype=tl.int32)
+    high, low = tl.zeros((own, 1), dtype=tl.int64), tl.zeros((own, 1), dtype=tl.int64)
     for first_key in range(0, keys, met):
         x = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
-        total += whole_sum(exponentials(x, most), unit_of_sum)
-    factor = row_factor(total, unit_of_sum)
+        some_high, some_low = whole_sums(exponentials(x, most))
+        high += some_high
+        low += some_low
+    factor = row_factor(high, low)
     powered = factor * first * second
     mixed = tl.zeros((own, width), dtype=tl.float32)
     for first_key in range(0, keys, met):
@@ -305,7 +308,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scales: Scales
             q, k, v, u if mask is None else mask.contiguous(), u, *seen,
             scales.p, scales.q * scales.k * scales.scaling, scales.p * scales.v,
             heads, queries, keys, 1 if mask is None else len(mask), float(scales.p_hi),
-            with_mask=mask is not None, unit_of_sum=units(keys), width=width, enable_fp_fusion=False, **at_once,
+            with_mask=mask is not None, width=width, enable_fp_fusion=False, **at_once,
             **form._asdict(),
         )  # fmt: skip
     return u, seen

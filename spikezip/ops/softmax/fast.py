@@ -1,36 +1,44 @@
-"""Who computes softmax: the kernel without an order on a GPU, torch elsewhere."""
+"""Who computes softmax: a kernel on a GPU, a compiled loop on the CPU, or the reference. The bits are the same."""
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from spikezip.ops import kernels
+from spikezip.ops.compiled import numba_is_here
+from spikezip.ops.softmax import reference
 
 
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, the same function in training, in a quantized network and in every engine.
 
-    On a GPU it is `reference.softmax`, with the GPU's own exponential, so that it can be computed inside larger kernels
-    too. On the CPU it is torch's, which handles a row the same way wherever it lies.
-
     Example:
         >>> softmax(torch.zeros(1, 2))
         tensor([[0.5000, 0.5000]])
     """
-    if x.dtype == torch.float32 and kernels.on_gpu(x):
+    if x.requires_grad and torch.is_grad_enabled():
         result: Tensor = _Softmax.apply(x)
         return result
-    return F.softmax(x, dim=-1)
+    return _forward(x)
+
+
+def _forward(x: Tensor) -> Tensor:
+    if x.dtype == torch.float32 and kernels.on_gpu(x):
+        from spikezip.ops.softmax import triton  # only where it is used: importing the library must not need it
+
+        return triton.softmax(x)
+    if x.dtype == torch.float32 and x.device.type == "cpu" and numba_is_here():
+        from spikezip.ops.softmax import compiled
+
+        return compiled.softmax(x)
+    return reference.softmax(x)
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        from spikezip.ops.softmax import triton  # only where it is used: importing the library must not need it
-
-        p = triton.softmax(x)
+        p = _forward(x)
         ctx.save_for_backward(p)
         return p
 

@@ -5,39 +5,77 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spikezip.ops.softmax.reference import units
-
 TILE = 4096  # values that a program handles at once
 
 
 @triton.jit
 def exponentials(x, most):
-    """`exp(x − most)`, with the largest value of each row in `most`; places that do not count hold minus infinity."""
-    return tl.exp2((x - most) * 1.4426950408889634)
+    """`exp(x − most)`, with the largest value of each row in `most`; places that do not count hold minus infinity.
+
+    Plain numbers become float32 here. Kernels are compiled without fused operations.
+    """
+    d = x - most
+    b = d - x
+    low = (x - (d - b)) - (most + b)
+    k = (d * 1.4426950408889634 + 12582912.0) - 12582912.0
+    r = ((d - k * 0.693359375) - k * -2.12194440e-4) + low
+    q = 0.0013927684631198645 * r + 0.008364380337297916
+    q = q * r + 0.04166654497385025
+    q = q * r + 0.1666657030582428
+    q = q * r + 0.5
+    e = ((r * r) * q + r) + 1.0
+    power = ((k.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(d < -87.0, 0.0, e * power)
 
 
 @triton.jit
-def whole_sum(e, unit: tl.constexpr):
-    """The sum of each row in whole units: of integers, which has no order."""
+def whole_sums(e):
+    """The sums of each row in whole units, 2^-22 and 2^-44 of one: of integers, which has no order.
+
+    They fit into 32 bits for up to 256 values.
+    """
     # A float between 2^23 and 2^24 holds a whole number in its lowest bits: the sum rounds to it, without a conversion.
-    whole = tl.fma(e, unit, 8388608.0).to(tl.int32, bitcast=True) - 1258291200  # 0x4B000000, the bits of 2^23
-    return tl.sum(whole, axis=1)[:, None]
+    scaled = e * 4194304.0
+    magic = scaled + 12582912.0
+    high = magic.to(tl.int32, bitcast=True) - 1262485504  # 0x4B400000, the bits of 1.5 · 2^23
+    low = ((scaled - (magic - 12582912.0)) * 4194304.0 + 12582912.0).to(tl.int32, bitcast=True) - 1262485504
+    return tl.sum(high, axis=1)[:, None], tl.sum(low, axis=1)[:, None]
 
 
 @triton.jit
-def row_factor(total, unit: tl.constexpr):
+def row_factor(high, low):
     """What the exponentials of a row are multiplied with."""
-    return tl.math.div_rn(unit, total.to(tl.float32))
+    total = high.to(tl.float64) + low.to(tl.float64) * 2.384185791015625e-07  # 2^-22
+    return tl.math.div_rn(4194304.0, total.to(tl.float32))
 
 
 @triton.jit
-def _softmax_kernel(x_ptr, out_ptr, rows, columns, unit: tl.constexpr, tile: tl.constexpr, block: tl.constexpr):
+def _softmax_kernel(
+    x_ptr, out_ptr, rows, columns, pieces: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)[:, None]
-    column = tl.arange(0, block)[None, :]
-    here, inside = row * columns + column, (row < rows) & (column < columns)
-    x = tl.load(x_ptr + here, mask=inside, other=float("-inf"))
-    e = exponentials(x, tl.max(x, axis=1)[:, None])
-    tl.store(out_ptr + here, e * row_factor(whole_sum(e, unit), unit), mask=inside)
+    most = tl.full((tile, 1), float("-inf"), dtype=tl.float32)
+    for j in range(pieces):
+        column = j * piece + tl.arange(0, piece)[None, :]
+        x = tl.load(x_ptr + row * columns + column, mask=(row < rows) & (column < columns), other=float("-inf"))
+        most = tl.maximum(most, tl.max(x, axis=1)[:, None])
+    high = tl.zeros((tile, 1), dtype=tl.int64)
+    low = tl.zeros((tile, 1), dtype=tl.int64)
+    wrong = tl.zeros((tile, 1), dtype=tl.float32)  # NaN once a value is none: integers cannot say it
+    for j in range(pieces):
+        column = j * piece + tl.arange(0, piece)[None, :]
+        x = tl.load(x_ptr + row * columns + column, mask=(row < rows) & (column < columns), other=float("-inf"))
+        e = exponentials(x, most)
+        some_high, some_low = whole_sums(e)
+        high += some_high
+        low += some_low
+        wrong += tl.sum(tl.where(e == e, 0.0, e), axis=1)[:, None]
+    factor = row_factor(high, low) + wrong
+    for j in range(pieces):
+        column = j * piece + tl.arange(0, piece)[None, :]
+        here, inside = row * columns + column, (row < rows) & (column < columns)
+        x = tl.load(x_ptr + here, mask=inside, other=float("-inf"))
+        tl.store(out_ptr + here, exponentials(x, most) * factor, mask=inside)
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -47,11 +85,11 @@ def softmax(x: Tensor) -> Tensor:
     if x.numel():
         columns = x.shape[-1]
         rows = x.numel() // columns
-        block = triton.next_power_of_2(columns)
-        tile = max(1, TILE // block)
+        piece = min(triton.next_power_of_2(columns), 256)
+        tile = max(1, TILE // triton.next_power_of_2(columns))
         with torch.cuda.device_of(x):
             _softmax_kernel[(triton.cdiv(rows, tile),)](
-                x, out, rows, columns, unit=units(columns), tile=tile, block=block, num_warps=8 if block > 256 else 4,
+                x, out, rows, columns, pieces=triton.cdiv(columns, piece), tile=tile, piece=piece, num_warps=4,
                 enable_fp_fusion=False,
             )  # fmt: skip
     return out
