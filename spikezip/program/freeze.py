@@ -23,6 +23,7 @@ from spikezip.program.nodes import (
     Weight,
     map_arguments,
 )  # fmt: skip
+from spikezip.program.portable import reasons
 from spikezip.program.sizes import Size
 
 
@@ -140,15 +141,15 @@ def _constants(program: Program, tensors: Mapping[str, Tensor], dtype: torch.dty
     """The values that depend on weights alone, and on no size that only a batch tells.
 
     They are computed in the precision that the network was captured in, whatever it was cast to since: a spiking
-    network that was cast too has them from before.
+    network that was cast too has them from before. What would depend on the machine is computed on the CPU.
     """
     depends = dependence(program)
     captured = next(site.dtype for site in program.sites.values())
     found: dict[str, Any] = {}
     device = next(iter(tensors.values())).device
 
-    def cast(x: Any, before: torch.dtype, after: torch.dtype) -> Any:
-        return x.to(after) if isinstance(x, Tensor) and x.dtype == before != after else x
+    def cast(x: Any, before: torch.dtype, after: torch.dtype, to: torch.device) -> Any:
+        return x.to(to, after if x.dtype == before else x.dtype) if isinstance(x, Tensor) else x
 
     for node in program.nodes:
         if depends[node.name] is not Depends.WEIGHTS or isinstance(node, (Site, Values, Grid)):
@@ -156,8 +157,9 @@ def _constants(program: Program, tensors: Mapping[str, Tensor], dtype: torch.dty
         if isinstance(node, Weight):
             found[node.name] = tensors[node.key]
         elif all(name in found for name in node.reads) and not _has_symbols(node):
-            read = {name: cast(found[name], dtype, captured) for name in node.reads}
-            found[node.name] = cast(float_value(node, read, {}, device), captured, dtype)
+            where = torch.device("cpu") if reasons(program, node) else device
+            read = {name: cast(found[name], dtype, captured, where) for name in node.reads}
+            found[node.name] = cast(float_value(node, read, {}, where), captured, dtype, device)
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 

@@ -22,11 +22,12 @@ def not_portable(program: Program) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for node in program.nodes:
         if depends[node.name] is not Depends.WEIGHTS:
-            found.update(dict.fromkeys(_reasons(program, node)))
+            found.update(dict.fromkeys(reasons(program, node)))
     return tuple(found)
 
 
-def _reasons(program: Program, node: Node) -> list[str]:
+def reasons(program: Program, node: Node) -> list[str]:
+    """Why the value of one node depends on the machine; empty if it does not."""
     if isinstance(node, Function):
         name = node.op.split(".")[1] if "." in node.op else node.op
         if KINDS[node.op] is Kind.WIDE or (name == "index_put" and _accumulates(node)):
