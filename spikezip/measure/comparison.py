@@ -11,12 +11,14 @@ from spikezip.engines import Drive, Run, SpikingNetwork
 from spikezip.errors import ConfigError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.devices import device_name
+from spikezip.measure.hashes import Hashes, hash_network, hashed_by_batch
 from spikezip.measure.latency import add_tallies, distribution
 from spikezip.measure.latency import tally as count_steps
 from spikezip.measure.plain import Plain
 from spikezip.ops import rounding
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.kernels import triton_is_here
+from spikezip.program.portable import not_portable
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.version import versions
 
@@ -28,6 +30,7 @@ class Comparison(Plain):
     Attributes:
         first: the first difference: of the batch with the lowest number.
         t_eq: T_eq → samples; `unsettled` have none.
+        hashes: of the quantized network's codes; of fewer samples where some were compared without.
 
     Example:
         >>> one = Comparison(sites=3, samples=2, codes=8, t_eq={"5": 2})
@@ -46,6 +49,7 @@ class Comparison(Plain):
     unsettled: int = 0
     first: dict[str, Any] | None = None
     t_eq: dict[str, int] = field(default_factory=dict)
+    hashes: Hashes = field(default_factory=Hashes)
 
     def __add__(self, other: "Comparison") -> "Comparison":
         firsts = [first for first in (self.first, other.first) if first is not None]
@@ -58,6 +62,7 @@ class Comparison(Plain):
             unsettled=self.unsettled + other.unsettled,
             first=min(firsts, key=lambda first: int(first["batch"]), default=None),
             t_eq=add_tallies(self.t_eq, other.t_eq),
+            hashes=self.hashes + other.hashes,
         )
 
     @property
@@ -66,6 +71,7 @@ class Comparison(Plain):
 
     def certificate(self, snn: SpikingNetwork, drive: Drive) -> Certificate:
         """The result, for the network and the settings that it holds for; `drive` names the engine that was used."""
+        hashes = self.hashes if self.hashes.samples == self.samples else Hashes()
         return Certificate(
             exact=self.exact,
             sites=self.sites,
@@ -85,6 +91,13 @@ class Comparison(Plain):
                 "model_class": type(snn).__name__,
                 **_environment(snn),
             },
+            program=hash_network(snn.frozen()),
+            data=hashes.data or None,
+            hashes=hashes.sites,
+            outputs=hashes.outputs or None,
+            by_batch=hashed_by_batch(snn.program) if hashes.samples else [],
+            batch_size=hashes.batch_size or None,
+            not_portable=list(not_portable(snn.program)),
         )
 
 
@@ -102,8 +115,13 @@ def check_counterpart(snn: SpikingNetwork, qann: Any) -> None:
             raise ConfigError(f"the QANN is another network than the one that was converted: {name!r} differs")
 
 
-def compare_batch(number: int, output: Tensor, codes: Mapping[str, Tensor], run: Run) -> Comparison:
-    """Output and codes of the quantized network with those at the end of a run; `number` is that of the batch."""
+def compare_batch(
+    number: int, output: Tensor, codes: Mapping[str, Tensor], run: Run, hashes: Hashes | None = None
+) -> Comparison:
+    """Output and codes of the quantized network with those at the end of a run; `number` is that of the batch.
+
+    `hashes` are those of the batch; without them the certificate will have none.
+    """
     if set(codes) != set(run.tracers):
         odd = sorted(set(codes) ^ set(run.tracers))
         raise ConfigError(f"the two networks do not have the same sites; only one has {odd[:3]}")
@@ -136,6 +154,7 @@ def compare_batch(number: int, output: Tensor, codes: Mapping[str, Tensor], run:
         unsettled=sum(t is None for t in run.t_eq),
         first=first,
         t_eq=count_steps(t for t in run.t_eq if t is not None),
+        hashes=hashes or Hashes(),
     )
 
 

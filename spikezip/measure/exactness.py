@@ -13,6 +13,7 @@ from spikezip.engines.state import driven
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.comparison import Comparison, compare_batch
+from spikezip.measure.hashes import hash_batch
 from spikezip.program.batch import Batch, as_batches
 from spikezip.quant.network import QuantizedNetwork
 
@@ -58,7 +59,8 @@ def verify(
         inputs = qann.prepare(batch)
         output, codes = quantized(expected, inputs)
         ended = run(found, snn.prepare(inputs), drive)
-        compared += compare_batch(number, find_primary(output), codes, ended)
+        hashes = hash_batch(expected.program, inputs, output, codes)
+        compared += compare_batch(number, find_primary(output), codes, ended, hashes)
         if watch is not None:
             watch(find_primary(output), ended)
         if progress is not None:

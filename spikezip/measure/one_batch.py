@@ -14,6 +14,7 @@ from spikezip.measure.activity import activity
 from spikezip.measure.answers import Head, answers
 from spikezip.measure.comparison import compare_batch
 from spikezip.measure.complexity import complexity
+from spikezip.measure.hashes import hash_batch
 from spikezip.measure.latency import tally as count_steps
 from spikezip.measure.operations import operations, sites_to_record
 from spikezip.measure.tally import Tally
@@ -42,7 +43,7 @@ class OneBatch:
         if self.qann is not None:
             output, codes = quantized(self.qann.frozen(), self.qann.prepare(batch))
             said = find_primary(output)
-            compared = compare_batch(number, said, codes, run)
+            compared = compare_batch(number, said, codes, run, hash_batch(self.snn.program, inputs, output, codes))
         if self.float_model is not None:
             floats = {k: v for k, v in inputs.items() if k in inputs_of(self.float_model)}
             float_said = find_primary(self.float_model(**floats))

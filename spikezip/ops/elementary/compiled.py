@@ -127,13 +127,13 @@ def _upper_erfc(y):
     return _exp(-(y * y)) * (inverse * _of_erfc(t))
 
 
-# --- loops
+# --- loops; a result is rounded when it is stored
 
 
 @jit
 def _loop_of_exp(x, out):
     for i in range(x.size):
-        out[i] = np.float32(_exp(np.float64(x[i])))
+        out[i] = _exp(np.float64(x[i]))
 
 
 @jit
@@ -143,7 +143,7 @@ def _loop_of_log(x, out):
         result = _log(wide)
         result = wide if wide == np.inf else result
         result = result if wide > 0.0 else np.nan
-        out[i] = np.float32(-np.inf if wide == 0.0 else result)
+        out[i] = -np.inf if wide == 0.0 else result
 
 
 @jit
@@ -155,7 +155,7 @@ def _loop_of_root(x, out):
 @jit
 def _loop_of_inverse_root(x, out):
     for i in range(x.size):
-        out[i] = np.float32(1.0 / np.sqrt(np.float64(x[i])))
+        out[i] = 1.0 / np.sqrt(np.float64(x[i]))
 
 
 @jit
@@ -166,20 +166,20 @@ def _loop_of_tanh(x, out):
         y = -60.0 if y < -60.0 else y
         s, k, factor = _halved_exp(y)
         e = s if k == 0.0 else (s + 1.0) * factor - 1.0
-        out[i] = np.float32(_signed(-e / (e + 2.0), wide))
+        out[i] = _signed(-e / (e + 2.0), wide)
 
 
 @jit
 def _loop_of_sigmoid(x, out):
     for i in range(x.size):
-        out[i] = np.float32(_sigmoid(np.float64(x[i])))
+        out[i] = _sigmoid(np.float64(x[i]))
 
 
 @jit
 def _loop_of_silu(x, out):
     for i in range(x.size):
         wide = np.float64(x[i])
-        out[i] = np.float32(wide * _sigmoid(wide))
+        out[i] = wide * _sigmoid(wide)
 
 
 @jit
@@ -188,7 +188,7 @@ def _loop_of_erf(x, out):
         wide = np.float64(x[i])
         size = abs(wide)
         large = _signed(1.0 - _upper_erfc(size), wide)
-        out[i] = np.float32(wide * _of_erf(wide * wide) if size < ERF_BOUND else large)
+        out[i] = wide * _of_erf(wide * wide) if size < ERF_BOUND else large
 
 
 @jit
@@ -198,7 +198,7 @@ def _loop_of_gelu(x, out):
         y = wide * -ROOT_HALF
         upper = _upper_erfc(abs(y))
         upper = 2.0 - upper if y < 0.0 else upper
-        out[i] = np.float32((wide * 0.5) * upper)
+        out[i] = (wide * 0.5) * upper
 
 
 @jit
@@ -206,7 +206,7 @@ def _loop_of_gelu_tanh(x, out):
     for i in range(x.size):
         wide = np.float64(x[i])
         u = (wide + ((wide * wide) * wide) * CUBE) * ROOT_2_PI
-        out[i] = np.float32(wide * _sigmoid(u * 2.0))
+        out[i] = wide * _sigmoid(u * 2.0)
 
 
 @jit
@@ -219,7 +219,7 @@ def _loop_of_softplus(x, out, beta, threshold):
         above = _log(u) + (e - (u - 1.0)) / u
         above = e if u == 1.0 else above
         positive = 0.0 if y < 0.0 else y
-        out[i] = np.float32(wide if y > threshold else (positive + above) / beta)
+        out[i] = wide if y > threshold else (positive + above) / beta
 
 
 _LOOPS = {

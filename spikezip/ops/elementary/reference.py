@@ -452,16 +452,6 @@ def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 
     return _rounded(lambda x: torch.where(x > 0, x * scale, _expm1(x * input_scale) * (alpha * scale)), x)
 
 
-def softsign(x: Tensor) -> Tensor:
-    """`x/(1 + |x|)`.
-
-    Example:
-        >>> softsign(torch.tensor([-1.0, 3.0]))
-        tensor([-0.5000,  0.7500])
-    """
-    return _rounded(lambda x: x / (x.abs() + 1), x)
-
-
 def _tanh(x: Tensor) -> Tensor:
     e = _expm1(x.abs() * -2)
     return torch.copysign(-e / (e + 2), x)

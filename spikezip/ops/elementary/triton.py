@@ -148,7 +148,7 @@ def _kernel(x_ptr, out_ptr, wide_ptr, size, name: tl.constexpr, block: tl.conste
     else:
         tl.static_assert(name == "softplus")
         result = _softplus(x, tl.load(wide_ptr), tl.load(wide_ptr + 1))
-    tl.store(out_ptr + place, result.to(tl.float32), mask=place < size)
+    tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=place < size)
 
 
 def compute(name: str, x: Tensor, *given: float) -> Tensor:
