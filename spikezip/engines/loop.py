@@ -1,6 +1,7 @@
 """The loop over time: chunks of steps, the stop at equilibrium, and what comes out."""
 
 from collections.abc import Iterator, Mapping
+from math import inf, isnan
 from threading import Event
 from typing import Any
 
@@ -13,13 +14,13 @@ from spikezip.engines.folded import FoldedEngine
 from spikezip.engines.memory import release_memory
 from spikezip.engines.run import Run
 from spikezip.engines.spike import SpikeEngine
-from spikezip.engines.split import StoppedError, join, parts_of, run_parts, sample_dims
+from spikezip.engines.split import StoppedError, can_split, join, parts_of, run_parts
 from spikezip.engines.state import Drive
-from spikezip.engines.walk import sizes_of
+from spikezip.engines.walk import main_output, sizes_of
 from spikezip.errors import ConfigError, SpikezipError
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron.fast import not_a_number
-from spikezip.program.freeze import Frozen
+from spikezip.program.freeze import Frozen, scale_key
 from spikezip.program.layout import Layout
 from spikezip.program.nodes import Site, map_arguments
 
@@ -45,6 +46,7 @@ def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
     unknown = [name for name in drive.record if name not in program.sites]
     if unknown:
         raise ConfigError(f"no site is called {', '.join(map(repr, unknown))}; see snn.neurons for the names")
+    check_tensors(network)
     layout = program.layout
     name, _ = resolve_engine(network, layout, drive.engine)
 
@@ -56,10 +58,32 @@ def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
         return run_alone(inputs)
     release_memory()  # of earlier runs
     sizes = sizes_of(program, inputs)
-    parts = 1 if layout.mixed or program.batch is None else min(torch.get_num_threads(), sizes[program.batch])
+    parts = 1
+    if program.batch is not None and can_split(program):
+        parts = min(torch.get_num_threads(), sizes[program.batch])
     if parts == 1 and name != EventEngine.name:  # which is better off without threads inside the operators
         return run_alone(inputs)
-    return join(run_parts(run_alone, parts_of(program, inputs, parts)), sample_dims(program))
+    return join(run_parts(run_alone, parts_of(program, inputs, parts)), program)
+
+
+def check_tensors(network: Frozen) -> None:
+    """Refuse scales that are not positive, and tensors that hold no numbers: they may be edited at any time.
+
+    A GPU is waited for once.
+    """
+    floats = {key: x for key, x in network.tensors.items() if x.is_floating_point() and x.numel()}
+    scales = [scale_key(site) for site in network.program.sites]
+    least = torch.stack([floats[key].amin() for key in scales])
+    most = torch.stack([x.amax() for x in floats.values()])
+    bounds = torch.cat([least, most]).tolist()
+    largest = dict(zip(floats, bounds[len(scales) :], strict=True))
+    for key, smallest in zip(scales, bounds, strict=False):
+        if not 0 < smallest <= largest[key] < inf:
+            wrong = largest[key] if smallest > 0 else smallest
+            raise ConfigError(f"{key} holds {wrong}: a scale must be positive; convert again")
+    for key, value in largest.items():
+        if isnan(value):
+            raise ConfigError(f"{key} holds values that are no numbers (NaN); convert again")
 
 
 def make_engine(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> tuple[Engine, str]:
@@ -85,6 +109,7 @@ def _run(engine: Engine, why: str, stop: Event | None) -> Run:
 @torch.no_grad()
 def equilibrium_output(network: Frozen, inputs: Mapping[str, Any], engine: str = AUTO) -> Any:
     """What the network returns once it is at equilibrium, in the structure of the program's output."""
+    check_tensors(network)
     with torch.autocast(network.device.type, enabled=False):
         driver, _ = make_engine(network, inputs, Drive(engine=engine, steps="equilibrium"))
         output: Any = None
@@ -161,21 +186,11 @@ def primary(output: Any, engine: Engine) -> Tensor:
 
 
 def find_primary(output: Any) -> Tensor:
-    """The logits in what a network returns; else the last hidden state, or the first tensor."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping):
-        for name in ("logits", "last_hidden_state"):
-            if isinstance(output.get(name), Tensor):
-                found: Tensor = output[name]
-                return found
-        if isinstance(output.get("start_logits"), Tensor):
-            return torch.stack([output["start_logits"], output["end_logits"]], dim=-1)
-        output = tuple(output.values())
-    for value in output:
-        if value is not None:
-            return find_primary(value)
-    raise SpikezipError("the network returns no tensor")
+    """What people mean by a network's result, as one tensor."""
+    found = main_output(output, Tensor)
+    if not found:
+        raise SpikezipError("the network returns no tensor")
+    return found[0] if len(found) == 1 else torch.stack(found, dim=-1)
 
 
 def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, why: str) -> Run:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from spikezip.engines.run import Run
+from spikezip.engines.walk import main_output
 from spikezip.program.batch import sample_count
-from spikezip.program.nodes import Node, Program
+from spikezip.program.lower import times
+from spikezip.program.nodes import Program, Ref
 from spikezip.program.sizes import Size
 
 
@@ -27,7 +29,7 @@ def parts_of(program: Program, inputs: Mapping[str, Any], count: int) -> list[di
     """The inputs of `count` parts of a batch, nearly equal. What the samples share goes to all parts."""
     if count == 1:
         return [dict(inputs)]
-    dims, batch = sample_dims(program), sample_count(program, inputs)
+    dims, batch = program.derived(sample_dims), sample_count(program, inputs)
 
     def part(name: str, x: Any, start: int, stop: int) -> Any:
         dim = dims.get(name)
@@ -38,13 +40,25 @@ def parts_of(program: Program, inputs: Mapping[str, Any], count: int) -> list[di
 
 
 def sample_dims(program: Program) -> dict[str, int | None]:
-    """For inputs and sites the dimension that counts samples, or several rows for each; None if there is none."""
+    """For inputs, sites and outputs the dimension in which samples follow one another; None if there is none."""
+    names = (*(node.name for node in program.inputs), *program.sites, *program.returned)
+    return {name: _sample_dim(program, name) for name in names}
 
-    def dim(node: Node) -> int | None:
-        symbolic = (d for d, size in enumerate(node.shape) if isinstance(size, Size) and program.batch in size.symbols)
-        return next(symbolic, None)
 
-    return {node.name: dim(node) for node in (*program.inputs, *program.sites.values())}
+def _sample_dim(program: Program, name: str) -> int | None:
+    shape = program[name].shape
+    dims = [d for d, size in enumerate(shape) if isinstance(size, Size) and program.batch in size.symbols]
+    whole = len(dims) == 1 and times(*shape[: dims[0]]) == program.layout.prefix.get(name)
+    return dims[0] if whole else None
+
+
+def can_split(program: Program) -> bool:
+    """Whether the run of a batch can be made from the runs of its parts."""
+    if program.batch is None or program.layout.mixed or program.layout.mixed_before:
+        return False
+    dims = program.derived(sample_dims)
+    known = all(dims[name] is not None or name not in program.layout.prefix for name in program.sites)
+    return known and all(dims[ref.name] is not None for ref in main_output(program.output, Ref))
 
 
 def run_parts(run: Callable[[dict[str, Any], Event], Run], parts: list[dict[str, Any]]) -> list[Run]:
@@ -81,12 +95,11 @@ def run_parts(run: Callable[[dict[str, Any], Event], Run], parts: list[dict[str,
         torch.set_num_threads(threads)  # the mathematical library has one number for all threads
 
 
-def join(runs: list[Run], sample_dims: Mapping[str, int | None]) -> Run:
-    """The run of a whole batch from the runs of its parts. Those at equilibrium earlier are silent from then on.
-
-    `sample_dims` gives, for each site, the dimension of its codes that counts samples.
-    """
-    first = runs[0]
+def join(runs: list[Run], program: Program) -> Run:
+    """The run of a whole batch from the runs of its parts. Those at equilibrium earlier are silent from then on."""
+    first, dims = runs[0], program.derived(sample_dims)
+    if len(runs) == 1:
+        return first
     steps = max(run.steps for run in runs)
 
     def silent(x: Tensor) -> Tensor:
@@ -97,9 +110,16 @@ def join(runs: list[Run], sample_dims: Mapping[str, int | None]) -> Run:
 
     def by_site(pieces: list[dict[str, Tensor]], before: int) -> dict[str, Tensor]:
         """One tensor for each site from those of the parts, with `before` dimensions in front of its own."""
-        return {site: torch.cat([p[site] for p in pieces], before + (sample_dims[site] or 0)) for site in pieces[0]}
 
-    logits = torch.cat([lasting(run.logits_per_step) for run in runs], dim=1)
+        def whole(site: str) -> Tensor:
+            dim = dims[site]  # None: samples share its neurons
+            return pieces[0][site] if dim is None else torch.cat([piece[site] for piece in pieces], before + dim)
+
+        return {site: whole(site) for site in pieces[0]}
+
+    dim = dims[main_output(program.output, Ref)[0].name]
+    assert dim is not None  # such a batch is not split
+    logits = torch.cat([lasting(run.logits_per_step) for run in runs], dim=1 + dim)
     return Run(
         logits=logits[-1],
         logits_per_step=logits,

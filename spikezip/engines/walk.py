@@ -9,14 +9,17 @@ from torch import Tensor
 from spikezip.engines.synapses import InputLayer
 from spikezip.errors import InputError
 from spikezip.program.analysis import source
+from spikezip.program.batch import check_ids
 from spikezip.program.floats import float_value, function_value
 from spikezip.program.freeze import Frozen, on_grid
+from spikezip.program.functions import KINDS, Kind
 from spikezip.program.nodes import (
     Convolution,
     Function,
     Grid,
     Input,
     Linear,
+    Matmul,
     Node,
     Product,
     Program,
@@ -24,7 +27,7 @@ from spikezip.program.nodes import (
     Values,
     Weight,
 )
-from spikezip.program.sizes import Bindings, bind
+from spikezip.program.sizes import Bindings, Size, bind, plus
 
 SiteRule = Callable[[Site, Tensor], Tensor]
 ProductRule = Callable[[Any, Mapping[str, Any]], Tensor]
@@ -51,7 +54,48 @@ def sizes_of(program: Program, inputs: Mapping[str, Any]) -> dict[str, int]:
                 f"{node.name} has the shape {list(inputs[node.name].shape)}, but [{shown}] is needed"
                 + ("" if program.batch else f": the network was captured for this batch size only ({program.fixed})")
             )
+    for what, size, most in program.derived(_limits):
+        if bind(size, sizes) > most:
+            raise InputError(
+                f"{_read_from(program, size)} is too long: {what} holds {most} places, and {bind(size, sizes)} are "
+                "needed. Give a shorter one, such as fewer tokens"
+            )
     return sizes
+
+
+def _limits(program: Program) -> list[tuple[str, Size, int]]:
+    """What a network holds for a number of places, as embeddings of positions: its name, places needed, places held."""
+    found = []
+    for node in program.nodes:
+        if not isinstance(node, Function) or not node.reads:
+            continue
+        table = program[node.reads[0]]
+        if node.op == "aten.slice.Tensor":
+            places = list(zip(node.shape, table.shape, strict=True))
+        elif node.op == "aten.embedding.default" and (counted := _counted(program, node.reads[1])) is not None:
+            places = [(counted, table.shape[0])]
+        else:
+            continue
+        found += [(table.name, n, m) for n, m in places if isinstance(n, Size) and isinstance(m, int)]
+    return found
+
+
+def _counted(program: Program, name: str) -> Any:
+    """The size that numbers count up to, if they do nothing else."""
+    node, first = program[name], 0
+    while isinstance(node, Function) and node.op != "aten.arange.default":
+        if node.op == "aten.add.Tensor" and isinstance(node.args[1], int):
+            first += node.args[1]
+        elif KINDS[node.op] is not Kind.MOVE:
+            return None
+        node = program[node.reads[0]]
+    return plus(node.args[0], first) if isinstance(node, Function) else None
+
+
+def _read_from(program: Program, size: Size) -> str:
+    """The inputs that a size is read from, with their dimensions."""
+    places = (program.symbols[symbol] for symbol in sorted(size.symbols))
+    return " and ".join(f"{name} along dimension {dim}" for name, dim in places)
 
 
 def last_uses(nodes: Iterable[Node], keep: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -73,6 +117,7 @@ def last_uses(nodes: Iterable[Node], keep: Iterable[str]) -> dict[str, tuple[str
 
 def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> dict[str, Any]:
     """The values that do not change over time, for one input."""
+    check_ids(network.program, inputs)
     needed, free = network.program.derived(_uses_of_constants)
     values: dict[str, Any] = {}
     for node in network.constant:
@@ -84,11 +129,37 @@ def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> di
             values[node.name] = InputLayer(network, node).output(values[node.x])
         elif isinstance(node, Grid):  # a constant that depends on a size: it has a grid for this batch
             values[node.name], values[scale_of(node)] = on_grid(values[node.weight], node, None)
+        elif isinstance(node, Matmul):
+            operands = {name: _in_floats(network, name, values) for name in node.reads}
+            values[node.name] = float_value(node, operands, sizes, network.device)
         else:
-            values[node.name] = float_value(node, values, sizes, network.device)
+            values[node.name] = _made(node, values, sizes, network.device)
         for name in free.get(node.name, ()):
             del values[name]
     return {name: value for name, value in values.items() if name in needed}
+
+
+def _made(node: Node, values: Mapping[str, Any], sizes: Bindings, device: torch.device) -> Any:
+    try:
+        return float_value(node, values, sizes, device)
+    except (IndexError, RuntimeError) as error:  # computed numbers for which a table has no row
+        if "out of range" not in str(error) and "out of bounds" not in str(error):
+            raise
+        raise InputError(
+            f"{node.name} cannot be looked up for this batch: {error}. Give ids that the network knows, and no more "
+            "tokens than it has positions for"
+        ) from error
+
+
+def _in_floats(network: Frozen, name: str, values: Mapping[str, Any]) -> Tensor:
+    """An operand of a product that is made once per input, in floats: a weight as it is on its grid."""
+    x: Tensor = values[name]
+    found = source(network.program, name)
+    if found is None:
+        return x
+    assert isinstance(found, (Grid, Weight))  # no site: nothing varies here
+    scale = values[scale_of(found)] if isinstance(found, Grid) else network.codes(found.key)[1]
+    return x.to(scale.dtype) * scale
 
 
 def _uses_of_constants(program: Program) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
@@ -148,3 +219,24 @@ def collect(output: Any, values: Mapping[str, Any]) -> Any:
     from spikezip.program.nodes import Ref, map_arguments
 
     return map_arguments(output, lambda x: values[x.name] if isinstance(x, Ref) else x)
+
+
+def main_output(output: Any, leaf: type) -> list[Any]:
+    """The logits in what a network returns; else the last hidden state, the logits of start and end, or the first leaf.
+
+    Example:
+        >>> main_output({"loss": None, "hidden": (3.0, 4.0)}, float)
+        [3.0]
+    """
+    if isinstance(output, leaf):
+        return [output]
+    if isinstance(output, Mapping):
+        for names in (("logits",), ("last_hidden_state",), ("start_logits", "end_logits")):
+            if all(isinstance(output.get(name), leaf) for name in names):
+                return [output[name] for name in names]
+        output = tuple(output.values())
+    for value in output if isinstance(output, (tuple, list)) else ():
+        found = main_output(value, leaf)
+        if found:
+            return found
+    return []

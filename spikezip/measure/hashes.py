@@ -278,7 +278,8 @@ class _Place:
 def _places(program: Program) -> dict[str, _Place | None]:
     """The places of inputs, sites and what is returned; None where one is not known."""
     names = dict.fromkeys((*(node.name for node in program.inputs), *program.sites, *program.returned))
-    found = {name: None if program.layout.mixed else _place(program, program[name]) for name in names}
+    mixed = program.layout.mixed or program.layout.mixed_before
+    found = {name: None if mixed else _place(program, program[name]) for name in names}
     # Without the hash of a sample's inputs there is none of its codes.
     return dict.fromkeys(names) if any(found[node.name] is None for node in program.inputs) else found
 

@@ -26,7 +26,7 @@ from spikezip.engines.network import SpikingNetwork, convert
 from spikezip.errors import ConfigError, InputError
 from spikezip.models.examples import example_inputs
 from spikezip.models.saved_config import files_beside
-from spikezip.program.batch import LABELS, Batch, named
+from spikezip.program.batch import LABELS, Batch, by_position, named
 from spikezip.quant.config import QuantConfig
 from spikezip.quant.network import QuantizedNetwork, quantize
 
@@ -34,13 +34,15 @@ _SEQ2SEQ_IDS = "decoder_input_ids"
 
 
 def quantize_pretrained(
-    model: PreTrainedModel, config: QuantConfig | None = None, example: Mapping[str, Any] | Tensor | None = None
+    model: PreTrainedModel,
+    config: QuantConfig | None = None,
+    example: Mapping[str, Any] | Tensor | None = None,
+    batch_dim: int = 0,
 ) -> Any:
     """The quantized network of a Hugging Face model, as a `PreTrainedModel`; `example` is derived if not given."""
     if isinstance(model, (QuantizedNetwork, SpikingNetwork)):
         raise ConfigError("this model is quantized already; start from the float model")
-    network = quantize(model, config, example_inputs(model) if example is None else example)
-    network.train(model.training)
+    network = quantize(model, config, example_inputs(model) if example is None else example, batch_dim)
     return as_pretrained(network, model.config, type(model), getattr(model, "generation_config", None))
 
 
@@ -129,8 +131,8 @@ class _Pretrained(nn.Module):
     push_to_hub: Any
 
     def run(self, *args: Any, return_dict: bool | None = None, **kwargs: Any) -> Any:
-        """The forward pass: the main input by position or all by name; labels give a loss."""
-        given = self._by_name(args, kwargs)
+        """The forward pass: inputs by name, or by position in the program's order; labels give a loss."""
+        given = by_position(self.program, args, kwargs, self.main_input_name)
         output = super().forward(**given)  # the core's, which prepares them
         loss = self._loss(output, given)
         if not isinstance(output, Mapping):
@@ -145,13 +147,6 @@ class _Pretrained(nn.Module):
             self._with_decoder_ids(named(self.program, batch, self.main_input_name))
         )
         return prepared
-
-    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if not args:
-            return kwargs
-        if len(args) > 1:
-            raise InputError("give the main input by position and all others by name")
-        return {self.main_input_name: args[0], **kwargs}
 
     def _with_decoder_ids(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the decoder reads in training is the labels, one place to the right."""

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from spikezip.engines import network as spiking
@@ -13,15 +14,20 @@ from spikezip.quant.config import QuantConfig
 
 
 def quantize(
-    model: nn.Module, config: QuantConfig | None = None, example: Mapping[str, Any] | Tensor | None = None
+    model: nn.Module,
+    config: QuantConfig | None = None,
+    example: Mapping[str, Any] | Tensor | None = None,
+    *,
+    batch_dim: int = 0,
 ) -> Any:
-    """A quantized network (QANN) of a float model; the float model stays untouched.
+    """A quantized network (QANN) of a float model, in `train()` or `eval()` as that is; the model stays untouched.
 
     Args:
         model: any module that `torch.export` can follow.
         config: levels, bits and placement; see `QuantConfig`.
         example: a batch whose names and shapes tell what the model takes. Hugging Face models need none where their
             configuration tells.
+        batch_dim: the dimension of the example's tensors that counts samples; 1 for sequences with time first.
 
     Example:
         >>> import torch
@@ -36,10 +42,11 @@ def quantize(
     if _is_pretrained(model):
         from spikezip.models.huggingface import quantize_pretrained  # needs transformers, as such a model does
 
-        return quantize_pretrained(model, config, example)
-    return quant.quantize(model, config, example)
+        return quantize_pretrained(model, config, example, batch_dim)
+    return quant.quantize(model, config, example, batch_dim)
 
 
+@torch.inference_mode(False)  # whose tensors could not be changed outside of it
 def convert(qann: Any) -> Any:
     """The spiking network (SNN) of a quantized one, with integers of its own; the quantized network stays untouched."""
     if _is_pretrained(qann):

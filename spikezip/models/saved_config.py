@@ -112,7 +112,18 @@ def _loader(auto: Any) -> Any:
             raise CheckpointError(f"{name} holds a {type(network).__name__}, which {auto.__name__} is not for")
         return network
 
-    body = {"config_class": SpikezipConfig, "from_pretrained": classmethod(from_pretrained), "__module__": __name__}
+    def _from_config(cls: Any, config: Any, **kwargs: Any) -> Any:
+        raise CheckpointError(
+            f"{auto.__name__}.from_config: a configuration holds no network of spikezip, only the folder does; "
+            "use from_pretrained. The configuration of the float model is config.float_config"
+        )
+
+    body = {
+        "config_class": SpikezipConfig,
+        "from_pretrained": classmethod(from_pretrained),
+        "_from_config": classmethod(_from_config),
+        "__module__": __name__,
+    }
     return type("SpikezipNetwork", (PreTrainedModel,), body)
 
 

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from spikezip.errors import InputError
-from spikezip.program.nodes import Program
+from spikezip.program.nodes import Function, Input, Node, Program
 
 Batch: TypeAlias = Mapping[str, Any] | Tensor
 
 LABELS = ("labels", "label", "start_positions", "end_positions")
 # Arguments of a forward pass that say what it returns; a program returns what it was captured with.
 _SWITCHES = ("return_dict", "use_cache", "logits_to_keep", "num_items_in_batch")
+_AS_THEY_ARE = ("aten.reshape.default", "aten.to.dtype", "aten.unsqueeze.default", "aten.expand.default")
 _IDS = ("input_ids", "inputs", "input_values", "input_features")
 
 
@@ -24,6 +25,24 @@ def named(program: Program, batch: Batch, main: str | None = None) -> dict[str, 
     if not isinstance(batch, Mapping) or not batch:
         raise InputError(f"a batch is a tensor or a dict of model inputs, not {type(batch).__name__}")
     return dict(batch)
+
+
+def by_position(
+    program: Program, args: tuple[Any, ...], named: Mapping[str, Any], main: str | None = None
+) -> dict[str, Any]:
+    """The inputs of a call: those without a name in the program's order; one alone is the input `main`, or a batch."""
+    if len(args) == 1 and isinstance(args[0], Mapping) and not named:
+        return dict(args[0])
+    names = [node.name for node in program.inputs]
+    if len(args) == 1 and main in names:
+        names = [main]
+    given = dict(zip(names, args, strict=False))
+    if len(args) > len(names):
+        raise InputError(f"{len(args)} inputs by position: the network takes {', '.join(names)}; give others by name")
+    twice = [name for name in given if name in named]
+    if twice:
+        raise InputError(f"{twice[0]} is given by position and by name")
+    return {**given, **named}
 
 
 def as_batches(batches: Iterable[Batch] | Batch) -> Iterable[Batch]:
@@ -50,6 +69,9 @@ def complete(program: Program, batch: Mapping[str, Any], device: torch.device | 
         if value is False or (name in _MASKS and isinstance(value, Tensor) and bool((value == 1).all())):
             continue
         raise InputError(_unknown(name, value, wanted))
+    for node in program.inputs:
+        if node.name in given:
+            _check_kind(node, given[node.name])
     inputs = {}
     for name in wanted:
         value = given[name] if name in given else _neutral(name, given)
@@ -58,10 +80,48 @@ def complete(program: Program, batch: Mapping[str, Any], device: torch.device | 
                 f"the batch holds no {name!r}: the network was captured with {', '.join(wanted)}; give it, or "
                 f"quantize again with example=batch without {name}"
             )
-        if isinstance(value, Tensor) and value.numel() == 0:
+        if value.numel() == 0:
             raise InputError(f"the batch is empty: {name} has the shape {list(value.shape)}")
-        inputs[name] = value.to(device) if isinstance(value, Tensor) and device is not None else value
-    return inputs
+        inputs[name] = value
+    check_ids(program, {name: x for name, x in inputs.items() if x.device.type == "cpu"})
+    return inputs if device is None else {name: x.to(device) for name, x in inputs.items()}
+
+
+def _check_kind(node: Node, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise InputError(f"{node.name} is of the type {type(x).__name__}: give a tensor, as torch.as_tensor makes it")
+    if x.is_complex() and not node.dtype.is_complex:
+        raise InputError(f"{node.name} holds complex numbers, but {node.dtype} is needed: give .real, or .abs()")
+    if x.is_floating_point() and not (node.dtype.is_floating_point or node.dtype.is_complex):
+        raise InputError(f"{node.name} holds {x.dtype}, but whole numbers are needed, as the example had: give .long()")
+
+
+def check_ids(program: Program, inputs: Mapping[str, Any]) -> None:
+    """Refuse numbers for which a table has no row, where a table is read with the numbers of an input as they are."""
+    for name, (table, rows) in program.derived(_tables).items():
+        if name not in inputs:
+            continue
+        least, most = (int(x) for x in torch.stack(inputs[name].aminmax()))
+        if least < 0 or most >= rows:
+            raise InputError(
+                f"{name} holds the number {least if least < 0 else most}, but {table} has the rows 0 to {rows - 1}: "
+                "use the tokenizer that belongs to the model"
+            )
+
+
+def _tables(program: Program) -> dict[str, tuple[str, int]]:
+    """Input → the smallest table that is read with its numbers, and how many rows that has."""
+    found: dict[str, tuple[str, int]] = {}
+    for node in program.nodes:
+        if not isinstance(node, Function) or node.op != "aten.embedding.default":
+            continue
+        table, ids = (program[name] for name in node.reads[:2])
+        while isinstance(ids, Function) and ids.op in _AS_THEY_ARE:
+            ids = program[ids.reads[0]]
+        rows = table.shape[0]
+        if isinstance(ids, Input) and isinstance(rows, int) and rows < found.get(ids.name, ("", rows + 1))[1]:
+            found[ids.name] = table.name, rows
+    return found
 
 
 def _unknown(name: str, value: Any, wanted: list[str]) -> str:

@@ -6,13 +6,15 @@ Sizes become symbols, products become nodes of their own kind, everything else a
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram, export
+from torch._decomp import decomposition_table
+from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node as FxNode
 
@@ -22,6 +24,7 @@ from spikezip.program.nodes import Program, Ref
 from spikezip.program.sizes import from_torch
 
 BATCH = "b"
+_LOCK = RLock()  # torch.export is for one thread at a time: it puts stand-ins in the place of a model's tensors
 _MOST_SAMPLES = 1 << 20
 
 
@@ -53,10 +56,9 @@ def capture(model: nn.Module, example: Mapping[str, Any] | Tensor, batch_dim: in
     """
     inputs = _by_name(model, example)
     inputs = {k: _at_least_two(v, batch_dim) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-    with _quiet(model):
+    with _LOCK, _quiet(model):
         exported, why = _export(model, inputs, batch_dim)
-    exported = _functional(exported)
-    return _read(model, exported, inputs, why)
+        return _read(model, exported, inputs, why)
 
 
 def _by_name(model: nn.Module, example: Mapping[str, Any] | Tensor) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def _at_least_two(x: Tensor, batch_dim: int) -> Tensor:
 
 @contextmanager
 def _quiet(model: nn.Module) -> Iterator[None]:
-    """The model as it is to be captured: in `eval()`, without a cache, attention as plain operations."""
+    """The model as it is to be captured: in `eval()`, without autocast and a cache, attention as plain operations."""
     modes = {module: module.training for module in model.modules()}
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     caches = [(c, c.use_cache) for c in configs.values() if getattr(c, "use_cache", None)]
@@ -92,8 +94,10 @@ def _quiet(model: nn.Module) -> Iterator[None]:
             choose("eager")
         for config, _ in experts:  # every token with its own experts' weights: nothing depends on how many chose one
             config._experts_implementation = "batched_mm"
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), ExitStack() as without:
             warnings.simplefilter("ignore")
+            for device in {"cpu", *(x.device.type for x in model.parameters() if x.device.type != "meta")}:
+                without.enter_context(torch.autocast(device, enabled=False))
             yield
     finally:
         for module, mode in modes.items():
@@ -138,7 +142,7 @@ def _check_example(model: nn.Module, inputs: dict[str, Any]) -> None:
 
 
 def _try(model: nn.Module, inputs: dict[str, Any], shapes: Any) -> ExportedProgram:
-    return export(model, (), inputs, dynamic_shapes=shapes, strict=False)
+    return _spelled_out(_functional(export(model, (), inputs, dynamic_shapes=shapes, strict=False)))
 
 
 def _symbols(inputs: dict[str, Any], batch_dim: int, lengths: bool) -> dict[str, Any]:
@@ -165,20 +169,44 @@ def _first_line(error: BaseException) -> str:
 
 
 def _functional(exported: ExportedProgram) -> ExportedProgram:
-    """Without operations that write into a view of another tensor: those need torch's own rewriting."""
-    if not any(_writes_into_a_view(node) for node in exported.graph.nodes):
+    """Without operations that write into a view of another tensor, or are unknown: those torch has to rewrite."""
+    written = (node for node in exported.graph.nodes if lower.is_in_place(node))
+    if not any(_writes_into_a_view(node) or not lower.is_known(node) for node in written):
         return exported
-    with warnings.catch_warnings():  # torch warns of its own code here
-        warnings.simplefilter("ignore")
-        return exported.run_decompositions({})
+    return exported.run_decompositions({})
 
 
 def _writes_into_a_view(node: FxNode) -> bool:
-    if not lower.is_in_place(node):
-        return False
     target = node.args[0]
     # The result of an operation is fresh unless it is a view; a view's base would have to change as well.
     return not isinstance(target, FxNode) or target.op != "call_function" or lower.is_view(target)
+
+
+def _spelled_out(exported: ExportedProgram) -> ExportedProgram:
+    """With what torch makes of them in the place of operations that a program does not know: an LSTM, say.
+
+    An operation stays if that holds unknown ones, too: the error is to name what the model calls.
+    """
+    missing = _unknown(exported)
+    found = _decomposed(exported, missing)
+    if not _unknown(found):
+        return found
+    helps = {op for op in missing if _unknown(_decomposed(exported, {op})) <= missing - {op}}
+    return _decomposed(exported, helps)
+
+
+def _unknown(exported: ExportedProgram) -> set[Any]:
+    return {node.target for node in exported.graph.nodes if not lower.is_known(node)}
+
+
+def _decomposed(exported: ExportedProgram, ops: set[Any]) -> ExportedProgram:
+    """Without these operations, and without those that they are made of, as far as torch has decompositions."""
+    rules = {**decomposition_table, **default_decompositions()} if ops else {}
+    done = _unknown(exported) - ops
+    while waiting := {op: rules[op] for op in _unknown(exported) - done if op in rules}:
+        exported = exported.run_decompositions(waiting)
+        done |= set(waiting)
+    return exported
 
 
 def _read(model: nn.Module, exported: ExportedProgram, inputs: dict[str, Any], why: str) -> Captured:
@@ -211,12 +239,22 @@ def _read(model: nn.Module, exported: ExportedProgram, inputs: dict[str, Any], w
         output_class=_class_name(exported.call_spec.out_spec),
         prefix=_prefix(model),
     ).without_dead_nodes()
+    _check_used(model, program)
     used = {node.key for node in program.nodes if hasattr(node, "key")}
     return Captured(
         program,
         {key: tensor.detach() for key, tensor in tensors.items() if key in used},
         _modules(model, inputs, reader),
     )
+
+
+def _check_used(model: nn.Module, program: Program) -> None:
+    """Refuse inputs that are lost among a model's `**kwargs`: every batch would have to bring them."""
+    takes = inspect.signature(type(model).forward).parameters
+    names = [node.name for node in program.inputs if node.name not in takes]
+    idle = [name for name in names if not program.readers[name] and name not in program.returned]
+    if idle:
+        raise InputError(f"{type(model).__name__} does not use {', '.join(idle)}: leave it out of the example")
 
 
 def _modules(model: nn.Module, inputs: dict[str, Any], reader: "lower.Reader") -> dict[str, Any]:
@@ -231,8 +269,7 @@ def _modules(model: nn.Module, inputs: dict[str, Any], reader: "lower.Reader") -
 
     handles = [m.register_forward_hook(note(reader.short(name))) for name, m in model.named_modules()]
     try:
-        with _quiet(model):
-            model(**inputs)
+        model(**inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -251,7 +288,7 @@ def _symbol_names(placeholders: list[FxNode], given: set[str]) -> dict[str, tupl
             expression = getattr(getattr(size, "node", None), "expr", None)
             if expression is None or not expression.is_Symbol or str(expression) in found:
                 continue
-            name = BATCH if not found and dim in (0, 1) and _is_batch(size) else next(lengths)
+            name = BATCH if _is_batch(size) else next(lengths)
             found[str(expression)] = (name, str(node.target), dim)
     return found
 

@@ -40,7 +40,8 @@ def float_value(node: Node, values: Mapping[str, Any], sizes: Bindings, device: 
         y = sums.matmul(values[node.a], values[node.b])
         return (y if node.scaling == 1 else y * node.scaling).to(node.dtype)
     if isinstance(node, Linear):
-        y = sums.matmul(values[node.x], values[node.weight].T)
+        x = values[node.x]
+        y = sums.matmul(torch.atleast_2d(x), values[node.weight].T).view(*x.shape[:-1], -1)
         return (y if node.bias is None else y + _wide(values[node.bias])).to(node.dtype)
     return plain_product(node, lambda name: _wide(values[name])).to(node.dtype)
 

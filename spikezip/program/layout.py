@@ -51,10 +51,16 @@ _ALONG = {
 
 @dataclass(frozen=True)
 class Layout:
-    """The prefix of every value that has samples, and why some value has none that is known."""
+    """The prefix of every value that has samples, and why some value has none that is known.
+
+    `mixed` is the first value that varies over time and mixes samples, and how; empty if none does: time cannot be
+    folded into the batch then. `mixed_before` is the same for what is made of the input and does not vary: a batch
+    cannot be split then.
+    """
 
     prefix: Mapping[str, int | Size]
-    mixed: str = ""  # the first value that varies over time and mixes samples, and how; empty if none does
+    mixed: str = ""
+    mixed_before: str = ""
     follows_batch: frozenset[str] = field(
         default_factory=frozenset
     )  # constants that are made for any number of samples
@@ -76,7 +82,7 @@ class _Analysis:
         self.prefix: dict[str, int | Size] = {}
         self.reasons: dict[str, str] = {}  # value → why it is not known where its samples lie
         self.counting: set[str] = set()  # values that hold numbers of samples
-        self.mixed = ""
+        self.mixed = self.mixed_before = ""
 
     def run(self) -> Layout:
         for node in self.program.nodes:
@@ -84,12 +90,14 @@ class _Analysis:
             if isinstance(found, str):
                 # What a constant does with samples matters only where it meets something that varies.
                 self.reasons[node.name] = found if ": " in found else f"{node.name}: {found}"
-                if node.name in self.moving and not self.mixed:
-                    self.mixed = self.reasons[node.name]
+                if node.name in self.moving:
+                    self.mixed = self.mixed or self.reasons[node.name]
+                elif node.dtype.is_floating_point and self.depends[node.name] is not Depends.WEIGHTS:
+                    self.mixed_before = self.mixed_before or self.reasons[node.name]
             elif found is not None:
                 self.prefix[node.name] = found
             self._count(node)
-        return Layout(self.prefix, self.mixed, self._made_from_sizes())
+        return Layout(self.prefix, self.mixed, self.mixed_before, self._made_from_sizes())
 
     def _made_from_sizes(self) -> frozenset[str]:
         """Constants with samples that are functions of weights and sizes alone, such as `arange(b)`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 
 from spikezip.errors import CoverageError
-from spikezip.program.functions import kind_of
+from spikezip.program.functions import KINDS, kind_of
 from spikezip.program.nodes import Convolution, Function, Input, Linear, Matmul, Node, Ref, Weight
 from spikezip.program.sizes import Size, from_torch, minus, plus
 
@@ -29,6 +29,11 @@ _NOTHING = {
 _CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"}
 # Where a tensor lies, and how, is nothing that a program says.
 _LAYOUT = {"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"}
+_CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
+_PIECES = ("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
+_FILLED = (
+    "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "new_empty", "empty_like", "empty",
+)  # fmt: skip
 _VIEWS = {
     "view", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "expand", "t", "slice",
     "select", "narrow", "diagonal", "split", "split_with_sizes", "chunk", "unbind", "movedim", "swapaxes", "view_as",
@@ -59,6 +64,43 @@ def is_in_place(node: FxNode) -> bool:
 
 def is_view(node: FxNode) -> bool:
     return base_name(node) in _VIEWS or node.target is operator.getitem
+
+
+def functional_name(node: FxNode) -> tuple[str, str]:
+    """The name of an operator and its overload; of one that writes in place, those of what it writes."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    name, overload = base_name(node), node.target._overloadname
+    name = _ALIASES.get(name, name)
+    if is_in_place(node):
+        name = _ALIASES.get(name.removesuffix("_"), name.removesuffix("_"))
+        overload = _FUNCTIONAL_OVERLOAD.get((name, overload), overload)
+    return name, overload
+
+
+def is_known(node: FxNode) -> bool:
+    """Whether a program has a node, or several, for an exported operation."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    if not isinstance(node.meta.get("val"), (Tensor, list, tuple)) or base_name(node) in _NOTHING:
+        return True
+    name, overload = functional_name(node)
+    if name == "einsum":
+        return _is_product_of_two(node)
+    if name in _SAME or name in _CASTS or name in _LOWERINGS or name in _PIECES or name in _FILLED:
+        return True
+    return name in ("item", "view", "_unsafe_view", "view_copy") or f"aten.{name}.{overload or 'default'}" in KINDS
+
+
+def _is_product_of_two(node: FxNode) -> bool:
+    """Whether an einsum is one product of two tensors, or moves the dimensions of one."""
+    equation, operands, *_ = node.args
+    terms, arrow, out = str(equation).replace(" ", "").partition("->")
+    letters = terms.split(",")
+    plain = bool(arrow) and all(len(set(x)) == len(x) for x in (term.replace("...", "") for term in (*letters, out)))
+    if not plain or len(operands) > 2:  # type: ignore[arg-type]  # a list of nodes
+        return False
+    others = [out + "".join(letters[:i] + letters[i + 1 :]) for i in range(len(letters))]
+    return all(set(term) <= set(other) for term, other in zip(letters, others, strict=True))
 
 
 class Reader:
@@ -118,10 +160,20 @@ class Reader:
             self.module = self._module_of(node)
             self.values[node] = self._call(node)
         elif node.op == "get_attr":
-            raise CoverageError(
-                f"{self.short(str(node.target))} is a subgraph that torch.export keeps apart (control flow such as "
-                "torch.cond, or a compiled attention): use plain operations, such as attn_implementation='eager'"
+            raise self._kept_apart(node)
+
+    def _kept_apart(self, subgraph: FxNode) -> CoverageError:
+        reader = next(iter(subgraph.users), subgraph)
+        name, where = base_name(reader), self._module_of(reader) or "the model"
+        if name in _CONTROL_FLOW:
+            return CoverageError(
+                f"torch.{name} in {where}: control flow that depends on values is not supported. Compute both branches "
+                "and choose with torch.where, or convert the part of the model without it"
             )
+        return CoverageError(
+            f"{name} in {where}: torch.export keeps its operations apart (a compiled attention, say). Use plain "
+            "operations, such as attn_implementation='eager'"
+        )
 
     def _placeholder(self, node: FxNode) -> Any:
         value = node.meta.get("val")
@@ -196,12 +248,9 @@ class Reader:
         kwargs = {k: self.argument(v) for k, v in node.kwargs.items() if k not in _LAYOUT}
         # Arguments by position have no names; those that say where a tensor lies are devices and formats.
         args = [x for x in args if not isinstance(x, (torch.device, torch.memory_format, torch.layout))]
-        name = _ALIASES.get(name, name)
         if not is_in_place(node):
-            return self._operation(name, node.target._overloadname, value, args, kwargs)
-        plain = _ALIASES.get(name.removesuffix("_"), name.removesuffix("_"))
-        overload = _FUNCTIONAL_OVERLOAD.get((plain, node.target._overloadname), node.target._overloadname)
-        result = self._operation(plain, overload, value, args, kwargs)
+            return self._operation(*functional_name(node), value, args, kwargs)
+        result = self._operation(*functional_name(node), value, args, kwargs)
         self.values[node.args[0]] = result  # type: ignore[index]  # what is written into is a node
         return result
 
@@ -235,7 +284,7 @@ class Reader:
         lowering = _LOWERINGS.get(name)
         if lowering is not None:
             return lowering(self, value, *args, **kwargs)
-        if name in ("split", "split_with_sizes", "chunk", "unbind", "tensor_split"):
+        if name in _PIECES:
             return _pieces(self, name, value, *args, **kwargs)
         if kwargs.get("alpha", 1) != 1:  # a product and a sum, which must not be fused
             alpha = kwargs.pop("alpha")
@@ -246,8 +295,7 @@ class Reader:
             else:
                 args[1] = other * alpha
         kwargs.pop("alpha", None)
-        if name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "new_empty",
-                    "empty_like", "empty"):  # fmt: skip
+        if name in _FILLED:
             filled = {"ze": 0, "on": 1, "em": 0}.get(name.removeprefix("new_")[:2], args[-1])
             shape = tuple(self.number(size) for size in value.shape)
             return self.function("aten.full.default", value, shape, filled, dtype=value.dtype)
@@ -315,20 +363,19 @@ def _scaled(reader: Reader, value: Tensor, total: Ref, factor: Any) -> Ref:
 
 
 def _einsum(reader: Reader, value: Tensor, equation: str, operands: tuple[Ref, ...], path: Any = None) -> Ref:
-    """A sum over products of two tensors as one matmul: dimensions in both, of the left, of the right, summed over."""
-    left, arrow, out = _spelled_out(reader, equation.replace(" ", ""), operands).partition("->")
+    """A sum over products of two tensors as one matmul: dimensions in both, of the left, of the right, summed over.
+
+    All other equations are spelled out by torch before (`is_known`).
+    """
+    left, _, out = _spelled_out(reader, equation.replace(" ", ""), operands).partition("->")
     letters = left.split(",")
-    if len(operands) == 1 and arrow and sorted(left) == sorted(out):
+    if len(operands) == 1:
         return reader.function("aten.permute.default", value, operands[0], tuple(left.index(x) for x in out))
-    if len(operands) != 2 or not arrow or any(len(set(x)) < len(x) for x in (*letters, out)):
-        raise CoverageError(f"einsum {equation!r} in {reader.module}: write it as a product of two tensors")
     a, b = letters
     sizes = dict(zip(a, reader.shape(operands[0]), strict=True)) | dict(zip(b, reader.shape(operands[1]), strict=True))
     both = [x for x in a if x in b and x in out]
     summed = [x for x in a if x in b and x not in out]
     rows, columns = [x for x in a if x not in b], [x for x in b if x not in a]
-    if any(x not in out for x in (*rows, *columns)):
-        raise CoverageError(f"einsum {equation!r} in {reader.module}: sum over single tensors before it")
     inner, height, width = _product(sizes, summed), _product(sizes, rows), _product(sizes, columns)
     outer = tuple(sizes[x] for x in both)
     if not summed:  # nothing is summed: a product element by element
@@ -345,6 +392,23 @@ def _einsum(reader: Reader, value: Tensor, equation: str, operands: tuple[Ref, .
         total = reader.function("aten.reshape.default", (shape, value.dtype), total, shape)
     order = tuple(found.index(x) for x in out)
     return total if list(order) == sorted(order) else reader.function("aten.permute.default", value, total, order)
+
+
+def _bilinear(reader: Reader, value: Tensor, a: Ref, b: Ref, weight: Ref, bias: Ref | None = None) -> Ref:
+    """`y_k = a · W_k · b`: a linear product with all `W_k` at once, and a product of its result with `b`."""
+    outer, dtype = reader.shape(a)[:-1], value.dtype
+    out, left, right = reader.shape(weight)
+    turned = reader.function("aten.transpose.int", ((out, right, left), dtype), weight, 1, 2)
+    rows = times(out, right)
+    matrix = reader.function("aten.reshape.default", ((rows, left), dtype), turned, (rows, left))
+    name = _label(reader, "bilinear")
+    wide = reader.add(Linear, ((*outer, rows), dtype), name=name, x=a.name, weight=matrix.name)
+    shape = (*outer, out, right)
+    wide = reader.function("aten.reshape.default", (shape, dtype), wide, shape)
+    column = reader.function("aten.unsqueeze.default", ((*outer, right, 1), dtype), b, len(outer) + 1)
+    y = reader.add(Matmul, ((*outer, out, 1), dtype), name=name, a=wide.name, b=column.name)
+    y = reader.function("aten.squeeze.dim", value, y, len(outer) + 1)
+    return y if bias is None else reader.function("aten.add.Tensor", value, y, bias)
 
 
 def _spelled_out(reader: Reader, equation: str, operands: tuple[Ref, ...]) -> str:
@@ -613,6 +677,18 @@ def _shaped(reader: Reader, value: Tensor, op: str, x: Ref) -> Ref:
     return reader.function(f"aten.{op}.default", value, x, tuple(reader.number(size) for size in value.shape))
 
 
+def _squeeze(reader: Reader, value: Tensor, x: Ref, dim: Any = None) -> Ref:
+    """Only dimensions that always have one element go: a batch of one sample is still a batch."""
+    shape = reader.shape(x)
+    wanted = range(len(shape)) if dim is None else [d % len(shape) for d in (dim if isinstance(dim, tuple) else (dim,))]
+    ones = tuple(d for d in wanted if shape[d] == 1)
+    if not ones:
+        return x
+    if isinstance(dim, int):
+        return reader.function("aten.squeeze.dim", value, x, dim)
+    return reader.function("aten.squeeze.dims", value, x, ones)
+
+
 def _softmax(reader: Reader, value: Tensor, x: Ref, dim: int, dtype: Any = None, **kwargs: Any) -> Ref:
     # `_softmax` has a flag where `softmax` has a dtype.
     wanted = dtype if isinstance(dtype, torch.dtype) else kwargs.get("dtype")
@@ -626,6 +702,28 @@ def _repeat_interleave(reader: Reader, value: Tensor, x: Ref, repeats: Any, dim:
     if isinstance(repeats, Ref) or dim is None:
         raise CoverageError(f"repeat_interleave in {reader.module}: give one number of repeats and a dimension")
     return reader.function("aten.repeat_interleave.self_int", value, x, repeats, dim)
+
+
+def _embedding_bag(
+    reader: Reader, values: Any, weight: Ref, ids: Ref, offsets: Ref, scaled: bool = False, mode: int = 0,
+    sparse: bool = False, factors: Ref | None = None, last: bool = False, padding: int | None = None,
+) -> list[Ref | None]:  # fmt: skip
+    """Bags of one size: what is looked up for each, summed, averaged, or the largest of it."""
+    begins, value = reader._node(offsets), values[0]
+    regular = isinstance(begins, Function) and begins.op == "aten.arange.start_step" and begins.args[0] == 0
+    if not regular or last or padding is not None:
+        raise CoverageError(f"embedding_bag in {reader.module or 'the model'}: only for bags of one size, as [b, size]")
+    assert isinstance(begins, Function)
+    bags, width = (reader.number(size) for size in value.shape)
+    size, dtype = begins.args[2], value.dtype
+    table = reader.function("aten.reshape.default", ((bags, size), reader._node(ids).dtype), ids, (bags, size))
+    x = reader.function("aten.embedding.default", ((bags, size, width), dtype), weight, table)
+    if factors is not None:
+        column = (bags, size, 1)
+        factors = reader.function("aten.reshape.default", (column, dtype), factors, column)
+        x = reader.function("aten.mul.Tensor", ((bags, size, width), dtype), x, factors)
+    op = ("aten.sum.dim_IntList", "aten.mean.dim", "aten.amax.default")[mode]
+    return [reader.function(op, value, x, (1,)), None, None, None]
 
 
 def _pad(reader: Reader, value: Tensor, x: Ref, pads: Any, mode: str = "constant", number: Any = None) -> Ref:
@@ -648,6 +746,8 @@ _LOWERINGS: dict[str, Callable[..., Any]] = {
     "addmm": _addmm,
     "baddbmm": _addmm,
     "einsum": _einsum,
+    "bilinear": _bilinear,
+    "embedding_bag": _embedding_bag,
     "scaled_dot_product_attention": _attention,
     "conv1d": _convolution(1),
     "conv2d": _convolution(2),
@@ -671,5 +771,10 @@ _LOWERINGS: dict[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "_softmax": _softmax,
     "repeat_interleave": _repeat_interleave,
+    "squeeze": _squeeze,
+    # Out of training its slope is the middle.
+    "rrelu": lambda reader, value, x, least=1 / 8, most=1 / 3, *_: reader.function(
+        "aten.leaky_relu.default", value, x, (least + most) / 2
+    ),
     "ger": lambda reader, value, a, b: _einsum(reader, value, "i,j->ij", (a, b)),
 }

@@ -236,7 +236,7 @@ class _Placer:
             by_channel=settings.per_channel,
         )  # fmt: skip
         self._add(site)
-        if self.paper:
+        if self.paper and self.depends[node.name] is Depends.NETWORK:  # layers go on reading an input as it is
             values = Values(f"{name}.values", node.shape, node.dtype, node.module, codes=name)
             self.values[node.name] = self._add(values)
 

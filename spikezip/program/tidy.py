@@ -101,6 +101,8 @@ class _Tidy:
             if isinstance(constant, Ref) and self.depends[constant.name] is not Depends.WEIGHTS:
                 continue
             product = self.rest[self.product[value.name]]
+            if (node.shape, node.dtype) != (product.shape, product.dtype):  # the constant has more dimensions, say
+                continue
             folded = self._folded(node, product, constant)
             if folded is not None:
                 self.rest[product.name] = folded

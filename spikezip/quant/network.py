@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spikezip.engines.quantized import quantized
 from spikezip.errors import CalibrationError, ConfigError, CoverageError
-from spikezip.program.batch import Batch, complete, named
+from spikezip.program.batch import Batch, by_position, complete, named
 from spikezip.program.capture import capture
 from spikezip.program.coverage import explained
 from spikezip.program.freeze import Frozen, check_dtype, check_finite, freeze
@@ -115,7 +115,7 @@ class QuantizedNetwork(nn.Module):
         return complete(self.program, named(self.program, batch), self.device)
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
-        given = self.prepare(args[0] if args else inputs)
+        given = self.prepare(by_position(self.program, args, inputs))
         check_dtype(next(self.scale(site).dtype for site in self.sites))
         return learn(self, given) if self.training else quantized(self.frozen(), given)[0]
 
@@ -132,12 +132,15 @@ def _channels(site: Site) -> int:
 
 
 def quantize(
-    model: nn.Module, config: QuantConfig | None = None, example: Mapping[str, Any] | Tensor | None = None
+    model: nn.Module,
+    config: QuantConfig | None = None,
+    example: Mapping[str, Any] | Tensor | None = None,
+    batch_dim: int = 0,
 ) -> QuantizedNetwork:
-    """A quantized network (QANN) of a float model; the float model stays untouched.
+    """A quantized network (QANN) of a float model, in `train()` or `eval()` as that is; the model stays untouched.
 
-    `example` is a batch: what it holds does not matter, its names and shapes do. The network needs scales next:
-    `calibrate`, or training.
+    `example` is a batch: what it holds does not matter, its names and shapes do; `batch_dim` is the dimension of its
+    tensors that counts samples. The network needs scales next: `calibrate`, or training.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -147,13 +150,15 @@ def quantize(
     """
     config = config or QuantConfig()
     dtype = next((p.dtype for p in model.parameters()), None)
+    if dtype is None:
+        raise ConfigError(f"{type(model).__name__} has no parameters: there are no weights that could be quantized")
     if dtype not in (torch.float32, torch.float64):
         raise ConfigError(f"the model is in {dtype}: call model.float() first; codes need float32 or float64")
     if example is None:
         raise ConfigError("quantize needs example=batch: inputs by name, or the main input alone")
     captured = None
     try:
-        captured = capture(model, example)
+        captured = capture(model, example, batch_dim)
         program = place(tidy(captured.program), config, captured.modules)
         if config.embedding_bits is not None:
             program = tables_on_grid(program, config.embedding_bits)
@@ -161,7 +166,8 @@ def quantize(
         raise explained(error, model, captured) from error
     check_finite(program, captured.tensors)
     _warn_of_activations(program)
-    return QuantizedNetwork(program, captured.tensors, config)
+    with torch.inference_mode(False):  # whose tensors could not be trained, nor changed outside of it
+        return QuantizedNetwork(program, captured.tensors, config).train(model.training)
 
 
 def _warn_of_activations(program: Program) -> None:

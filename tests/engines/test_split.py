@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import Tensor, nn
 
 import spikezip
 from spikezip.engines.folded import FoldedEngine
@@ -88,3 +89,108 @@ def test_an_error_comes_through(bert: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert told[-1] == 3
     with pytest.raises(ConfigError, match="chunk"):
         spikezip.simulate(snn, batch, 8, chunk=0)
+
+
+class Two(nn.Module):
+    """Two layers; subclasses say what is done before and behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def layers(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+class BatchLast(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).transpose(0, 2)
+
+
+class Flat(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).reshape(-1)
+
+
+class TokensFirst(Two):
+    """Sites hold the samples within a dimension: all first tokens, then all second ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layers(x.transpose(0, 1).reshape(-1, 6))
+        return y.reshape(x.shape[1], x.shape[0], 4).transpose(0, 1)
+
+
+class WeightsFirst(Two):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first.weight * 1, self.layers(x)
+
+
+class Total(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).sum()
+
+
+class Squeezed(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)[:, :1, :1].squeeze()
+
+
+class Shared(Two):
+    """The neurons behind the moment are the same for all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moments = nn.Embedding(5, 6)
+
+    def forward(self, x: Tensor, moment: Tensor) -> Tensor:
+        return self.layers(x) + self.layers(self.moments(moment))
+
+
+@pytest.mark.parametrize("engine", ["spike", "folded", "event"])
+@pytest.mark.parametrize("network", [BatchLast, Flat, TokensFirst, WeightsFirst, Total, Squeezed, Shared])
+def test_outputs_of_any_form(network: Any, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = {"x": torch.randn(3, 5, 6)}
+    if network is Shared:
+        batch["moment"] = torch.tensor(3)
+    snn = spikezip.convert(spikezip.calibrate(spikezip.quantize(network(), example=batch), batch))
+    settings: dict[str, Any] = {"steps": "equilibrium", "record": list(snn.neurons), "count_neurons": True}
+    if engine == "folded" and network in (Total, Shared):  # samples meet there
+        return
+    alone = spikezip.simulate(snn, batch, engine="spike", **settings)
+    assert alone.logits.shape == snn_output(snn, batch).shape
+    for threads in (1, 2, 3):
+        on_threads(threads, monkeypatch)
+        run = spikezip.simulate(snn, batch, engine=engine, **settings)
+        assert torch.equal(run.logits_per_step, alone.logits_per_step), threads
+        for name in ("trains", "tracers", "neuron_spikes", "spike_counts"):
+            assert all(torch.equal(x, getattr(alone, name)[site]) for site, x in getattr(run, name).items()), name
+
+
+def snn_output(snn: Any, batch: Any) -> Tensor:
+    output = snn(batch)
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+class Centred(nn.Module):
+    """Samples meet one another before the first site: what depends on them does not vary over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        return self.last(h - h.mean(0))
+
+
+def test_a_batch_whose_samples_meet_in_the_input_layer_is_not_split() -> None:
+    batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    qann = spikezip.calibrate(spikezip.quantize(Centred(), example=batch), batch)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for engine in ("folded", "event", "spike"):
+            assert spikezip.verify(qann, spikezip.convert(qann), batch, engine=engine).exact
+    finally:
+        torch.set_num_threads(threads)

@@ -100,6 +100,12 @@ def test_forward_gives_the_models_own_output_and_loss(vit) -> None:
         snn(PIXELS, labels)
 
 
+def test_inputs_by_position_come_in_the_order_of_the_program() -> None:
+    _, *networks = text_networks(tf.BertForSequenceClassification)
+    for network in networks:
+        assert torch.equal(network(IDS, MASK).logits, network(input_ids=IDS, attention_mask=MASK).logits)
+
+
 def test_copies_pickles_state_and_devices(vit) -> None:
     for network in vit[1:]:
         expected = network(PIXELS).logits
@@ -301,6 +307,8 @@ def test_a_folder_is_loaded_once_spikezip_is_there(vit, folders: list[Path]) -> 
             assert torch.equal(loaded(PIXELS).logits, network(PIXELS).logits)
         with pytest.raises(CheckpointError, match="AutoModelForMaskedLM is not for"):
             tf.AutoModelForMaskedLM.from_pretrained(folder)
+        with pytest.raises(CheckpointError, match="from_config: a configuration holds no network of spikezip"):
+            tf.AutoModelForImageClassification.from_config(tf.AutoConfig.from_pretrained(folder))
         with pytest.raises(ValueError, match="quant_method"):
             tf.ViTForImageClassification.from_pretrained(folder)
 

@@ -1,5 +1,6 @@
 """From a network to its program: symbols, names, structure, and errors that say why."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import families
@@ -144,6 +145,58 @@ def test_values_that_decide_a_shape_are_refused() -> None:
 def test_bad_examples() -> None:
     with pytest.raises(InputError, match="an example is a tensor or a dict"):
         capture(nn.Linear(2, 2), {})
+    model = tiny_models.make("BertForSequenceClassification")  # it takes any name, and uses few
+    with pytest.raises(InputError, match="BertForSequenceClassification does not use number: leave it out"):
+        capture(model, {**tiny_models.inputs(model), "number": torch.arange(3)})
+
+
+class Scaled(nn.Module):
+    """A product times a constant: one for each channel, or of another form."""
+
+    def __init__(self, *shape: int, dtype: torch.dtype = torch.float32, channels: int = 4) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.Linear(6, channels), nn.Parameter(torch.randn(shape, dtype=dtype))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": self.layer(x) * self.factor}
+
+
+@pytest.mark.parametrize(
+    ("model", "folds"),
+    [
+        (Scaled(4), True),
+        (Scaled(1, 4), True),
+        (Scaled(1, 1, 1, 4), False),
+        (Scaled(5, channels=1), False),
+        (Scaled(4, dtype=torch.float64), False),
+    ],
+    ids=["channels", "row", "more dimensions", "more channels", "other dtype"],
+)
+def test_constants_that_change_the_form_of_a_product_stay(model: Scaled, folds: bool) -> None:
+    captured = capture(model, torch.randn(2, 6))
+    tidied = replace(captured, program=tidy(captured.program))
+    expected = model(x := torch.randn(3, 6))["y"]
+    found = float_output(tidied, {"x": x})["y"]
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected)
+    assert (len(tidied.program[tidied.program.output["y"].name].reads) == 3) == folds  # x, weight, bias
+
+
+def test_autocast_leaves_no_trace() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    plain = capture(model, torch.randn(2, 4)).program
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert capture(model, torch.randn(2, 4)).program == plain
+
+
+def test_threads_capture_one_after_another() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    with ThreadPoolExecutor(3) as pool:
+        programs = list(pool.map(lambda _: str(capture(model, x).program), range(3)))
+    assert len(set(programs)) == 1
+    assert {type(parameter) for parameter in model.parameters()} == {nn.Parameter}
+    assert model.eval()(x).isfinite().all()
 
 
 def test_sizes_of_windows() -> None:

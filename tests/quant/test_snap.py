@@ -32,9 +32,9 @@ def _captured_once() -> Iterator[None]:
     """Most of the time of a test goes into capturing its model, which does not depend on bits."""
     found: dict[nn.Module, Any] = {}
 
-    def once(model: nn.Module, example: Any) -> Any:
+    def once(model: nn.Module, example: Any, batch_dim: int = 0) -> Any:
         if model not in found:
-            found[model] = capture(model, example)
+            found[model] = capture(model, example, batch_dim)
         return found[model]
 
     with pytest.MonkeyPatch.context() as patch:
