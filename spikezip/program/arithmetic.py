@@ -33,11 +33,15 @@ def _dims(x: Tensor, dim: Dims) -> tuple[int, ...]:
 def _sum(x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     if not x.is_floating_point():
         return x.sum(_dims(x, dim), keepdim=keepdim, dtype=dtype)
-    return sums.total(x, _dims(x, dim), keepdim).to(dtype or x.dtype)
+    return sums.total(x, _dims(x, dim), keepdim, _parts(x)).to(dtype or x.dtype)
 
 
 def _mean(x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    return sums.mean(x, _dims(x, dim), keepdim).to(dtype or x.dtype)
+    return sums.mean(x, _dims(x, dim), keepdim, _parts(x)).to(dtype or x.dtype)
+
+
+def _parts(x: Tensor) -> int:
+    return 2 if x.dtype == torch.float64 else 1
 
 
 def _cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -214,7 +218,9 @@ def _window_sums(x: Tensor, size: Any, steps: Any, padding: Any, ceil: bool, out
         dim = x.ndim - dims + i
         x = F.pad(x, [0, 0] * (dims - 1 - i) + [0, missing]).narrow(dim, 0, (places - 1) * step + width)
         whole = x.unfold(dim, width, step)  # the window becomes the last dimension
-        x = whole.to(torch.int64).sum(-1).to(torch.float64) if bool(whole.isfinite().all()) else whole.sum(-1)
+        finite = whole.isfinite()
+        summed = torch.where(finite, whole, 0).to(torch.int64).sum(-1).to(torch.float64)
+        x = summed + torch.where(finite, 0, whole).sum(-1)
     return x
 
 

@@ -25,7 +25,7 @@ from spikezip.engines.folded import FoldedEngine
 from spikezip.engines.fuse import Attention, Norm, Products, Step, Sum, fuse
 from spikezip.engines.loop import run
 from spikezip.engines.state import Drive
-from spikezip.ops import neuron
+from spikezip.ops import elementary, neuron, norm, softmax, sums
 from spikezip.ops.grid import choose
 from spikezip.ops.neuron import fast, reference
 from spikezip.ops.rounding import reference as rounding
@@ -302,7 +302,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(graphs, "_on_cuda", lambda engine: True)
     monkeypatch.setattr(graphs, "_allocated", lambda device: (0, 0))
-    monkeypatch.setattr(choose, "numba_is_here", lambda: False)  # compiled loops are no operators
+    compiled = (choose, elementary.fast, norm.fast, softmax.fast, sums.fast)
+    for module in compiled:
+        monkeypatch.setattr(module, "numba_is_here", lambda: False)  # compiled loops are no operators
+    monkeypatch.setattr(elementary, "root", torch.sqrt)  # nor is NumPy's root; that of torch is near enough here
     for module in (neuron, fast):
         monkeypatch.setattr(module, "walk", plain_walk)
     Graph.recorded = Graph.replayed = 0

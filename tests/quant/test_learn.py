@@ -256,7 +256,13 @@ def seen_in_training(qann: QuantizedNetwork, batch: Mapping[str, Tensor]) -> dic
 
 def check_gradients(qann: QuantizedNetwork, batch: Mapping[str, Tensor], share: float = 1e-9) -> None:
     """In float64 both add the same terms in other orders: a share of 1e-9 of the largest gradient of a parameter is
-    far more than that makes, and far less than any mistake. Some are zero but for rounding, such as biases of keys."""
+    far more than that makes, and far less than any mistake. Some are zero but for rounding, such as biases of keys.
+
+    Some models ask for a softmax in float32 whatever they are in. Ours and torch's then differ by 2^-24 of a
+    probability, and so do the gradients."""
+    casts = [node for node in qann.program.nodes if isinstance(node, Function) and node.op == "aten.to.dtype"]
+    if any(node.dtype == torch.float32 for node in casts):
+        share = max(share, 1e-5)
     torch.manual_seed(1)
     found = gradients(qann, qann(**batch))
     torch.manual_seed(1)

@@ -71,7 +71,7 @@ def test_the_site_of_a_quantized_network_is_named(tmp_path: Path) -> None:
             layer.bias.fill_(3e38)
             layer.site_scale.fill_(3e37)
     message = diverges(qann, tmp_path / "run")
-    assert "what reaches site 'layers.0.layernorm_after' is the first value that is not finite" in message
+    assert "what reaches site 'layers.1.layernorm_before' is the first value that is not finite" in message
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:

@@ -57,9 +57,10 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     rows = x.view(-1, columns)
     out = torch.empty_like(rows)
     means, deviations = torch.empty(2, *x.shape[:-1], 1)
-    weight = torch.ones(columns) if weight is None else weight.detach().contiguous()
+    # Copies: the memory of a parameter that NumPy has seen can no longer be resized, as sharded training does it.
+    weight = torch.ones(columns) if weight is None else weight.detach().clone(memory_format=torch.contiguous_format)
     # Adding −0 changes nothing, not even the sign of a zero.
-    bias = torch.full((columns,), -0.0) if bias is None else bias.detach().contiguous()
+    bias = torch.full((columns,), -0.0) if bias is None else bias.detach().clone(memory_format=torch.contiguous_format)
     given = (rows.numpy(), rows.view(torch.int32).numpy(), weight.numpy(), bias.numpy(), 1 / columns, eps)
     result = (out.numpy(), means.view(-1).numpy(), deviations.view(-1).numpy())
     share(lambda first, last: _rows(*given, first, last, *result), len(rows), rows.numel())

@@ -39,8 +39,9 @@ def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         (tensor([[2.]]), tensor([[1.]]))
     """
     if x.dtype == torch.float64 or x.shape[-1] > LARGEST:
-        wide = sums.mean(x, (-1,), keepdim=True)
-        spread = sums.mean((x.double() - wide).square(), (-1,), keepdim=True) + eps
+        parts = 2 if x.dtype == torch.float64 else 1
+        wide = sums.mean(x, (-1,), keepdim=True, parts=parts)
+        spread = sums.mean((x.double() - wide).square(), (-1,), keepdim=True, parts=parts) + eps
         return wide.to(x.dtype), 1 / elementary.root(spread.to(x.dtype))
     largest = x.abs().amax(dim=-1, keepdim=True)
     shift = (24 - exponent_above(largest)).clamp(-100, 100)

@@ -7,8 +7,8 @@ from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.sums import reference
 
 
-def total(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """The sum along `dims`, in float64, in no order.
+def total(x: Tensor, dims: tuple[int, ...], keepdim: bool = False, parts: int = 1) -> Tensor:
+    """The sum along `dims`, in float64, in no order; `parts` as in the reference.
 
     Example:
         >>> total(torch.tensor([[0.5, 0.25, -1.0]]), (1,))
@@ -20,16 +20,16 @@ def total(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
 
         summed = compiled.row_totals(x.detach())
         return summed.unsqueeze(-1) if keepdim else summed
-    return reference.total(x, dims, keepdim)
+    return reference.total(x, dims, keepdim, parts)
 
 
-def mean(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
+def mean(x: Tensor, dims: tuple[int, ...], keepdim: bool = False, parts: int = 1) -> Tensor:
     """The mean along `dims`, in float64, in no order.
 
     Example:
         >>> mean(torch.tensor([[0.5, 0.25, -1.0]]), (1,))
         tensor([-0.0833], dtype=torch.float64)
     """
-    summed = total(x, dims, keepdim)
+    summed = total(x, dims, keepdim, parts)
     count = x.numel() // max(summed.numel(), 1)
     return summed / torch.full_like(summed, count)

@@ -28,8 +28,8 @@ def on_integers(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return torch.where(wide.isfinite(), whole.round(), wide), power_of_two(exponent - BITS, torch.float64)
 
 
-def total(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """The sum along `dims`, in float64.
+def total(x: Tensor, dims: tuple[int, ...], keepdim: bool = False, parts: int = 1) -> Tensor:
+    """The sum along `dims`, in float64. With two parts, what 40 bits leave of a value is summed as well.
 
     Example:
         >>> total(torch.tensor([[0.5, 0.25, -1.0]]), (1,))
@@ -40,8 +40,10 @@ def total(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
         return whole.sum(dims, keepdim=keepdim)
     finite = whole.isfinite()
     summed = torch.where(finite, whole, 0).to(torch.int64).sum(dims, keepdim=True).to(torch.float64) * unit
-    if not bool(finite.all()):
-        summed = summed + torch.where(finite, 0, whole).sum(dims, keepdim=True)
+    if parts > 1:
+        rest = torch.where(finite, x.detach() - whole * unit, 0)  # exact
+        summed = summed + total(rest, dims, keepdim=True)
+    summed = summed + torch.where(finite, 0, whole).sum(dims, keepdim=True)  # infinite, or no number
     return summed if keepdim else summed.squeeze(dims)
 
 
@@ -55,7 +57,7 @@ def running_total(x: Tensor, dim: int) -> Tensor:
     whole, unit = on_integers(x, (dim,))
     finite = whole.isfinite()
     summed = torch.where(finite, whole, 0).to(torch.int64).cumsum(dim).to(torch.float64) * unit
-    return summed if bool(finite.all()) else summed + torch.where(finite, 0, whole).cumsum(dim)
+    return summed + torch.where(finite, 0, whole).cumsum(dim)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
