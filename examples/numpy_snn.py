@@ -465,7 +465,9 @@ def layer_norm(
     if x.shape[-1] > 1 << 14:  # so many squares might not fit into 63 bits
         middle = mean(x, (-1,), keepdims=True)
         variance = mean((x - middle) * (x - middle), (-1,), keepdims=True) + eps
-    y = (x - middle.astype(f32)) * (f32(1) / root(variance.astype(f32)))
+    narrow = variance.astype(f32)
+    deviation = np.where(np.isfinite(narrow), f32(1) / root(narrow), f32(np.nan))  # zeros would not be noticed
+    y = (x - middle.astype(f32)) * deviation
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
 

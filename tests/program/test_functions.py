@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from spikezip.ops import norm
 from spikezip.program import functions
 from spikezip.program.arithmetic import FUNCTIONS
 from spikezip.program.functions import KINDS, Kind, evaluate, torch_operator
@@ -190,6 +191,15 @@ def test_rows_without_a_largest_value_behave_as_in_torch() -> None:
     assert found[1, 1] == 0
     assert torch.equal(result("sum.dim_IntList", x).isnan(), x.sum(1).isnan())
     assert torch.equal(result("mean.dim", x.t()).isinf(), x.t().mean(0, keepdim=True).isinf())
+
+
+def test_layer_norm_gives_no_zeros_where_it_overflows() -> None:
+    """A variance beyond float32 has no result, in the reference as in the compiled loop."""
+    x = torch.linspace(-1, 1, 32)[None] * torch.tensor([[1.0], [1e18], [1e30], [2e38]])
+    for layer_norm in (norm.layer_norm, norm.reference.layer_norm):
+        found = layer_norm(x, None, None, 1e-5)
+        assert found.isnan().all(1).tolist() == [False, False, True, True]
+        assert torch.allclose(found[:2].double(), torch.nn.functional.layer_norm(x[:2].double(), (32,)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 5, 197, 1024, 4096])

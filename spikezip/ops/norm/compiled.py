@@ -40,7 +40,8 @@ def _rows(x, bits, weight, bias, share_of_one, eps, first, last, out, means, dev
         variance = np.float64(squares) * share_of_one - mean * mean
         spread = (variance if variance > 0.0 else 0.0) * unit * unit + eps
         middle = np.float32(mean * unit) if most < _INFINITE else np.float32(np.nan)
-        deviation = _ONE / np.float32(np.sqrt(np.float64(np.float32(spread))))
+        narrow = np.float32(spread)
+        deviation = _ONE / np.float32(np.sqrt(np.float64(narrow))) if narrow < np.inf else np.float32(np.nan)
         _normalise(x[row], middle, deviation, weight, bias, out[row])
         means[row], deviations[row] = middle, deviation
 

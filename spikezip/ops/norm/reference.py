@@ -32,7 +32,7 @@ def normalise(x: Tensor, mean: Tensor, deviation: Tensor, weight: Tensor | None,
 
 
 def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and inverse deviation of each row; no numbers for a row that is not finite.
+    """Mean and inverse deviation of each row; no numbers where the row or its variance is not finite.
 
     Example:
         >>> moments(torch.tensor([[1.0, 3.0]]), 0.0)
@@ -42,7 +42,7 @@ def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         parts = 2 if x.dtype == torch.float64 else 1
         wide = sums.mean(x, (-1,), keepdim=True, parts=parts)
         spread = sums.mean((x.double() - wide).square(), (-1,), keepdim=True, parts=parts) + eps
-        return wide.to(x.dtype), 1 / elementary.root(spread.to(x.dtype))
+        return wide.to(x.dtype), _inverse_root(spread.to(x.dtype))
     largest = x.abs().amax(dim=-1, keepdim=True)
     shift = (24 - exponent_above(largest)).clamp(-100, 100)
     q = (x * power_of_two(shift, x.dtype)).to(torch.int64)  # cut off, at a 2^24th of the largest
@@ -52,4 +52,9 @@ def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     unit = power_of_two(-shift, torch.float64)
     spread = variance.clamp(min=0.0) * unit * unit + eps
     mean = torch.where(largest.isfinite(), mean * unit, torch.nan)
-    return mean.to(x.dtype), 1 / elementary.root(spread.to(x.dtype))
+    return mean.to(x.dtype), _inverse_root(spread.to(x.dtype))
+
+
+def _inverse_root(spread: Tensor) -> Tensor:
+    """One over the root. A variance that has overflowed would give zeros, which nobody would notice."""
+    return torch.where(spread.isfinite(), 1 / elementary.root(spread), torch.nan)

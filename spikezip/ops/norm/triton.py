@@ -36,7 +36,10 @@ def normalised(x, weight, bias, share, eps, with_weight: tl.constexpr, with_bias
     variance = tl.sum(q * q, axis=0).to(tl.float64) * share - mean * mean
     spread = tl.where(variance > 0.0, variance, 0.0) * inverse * inverse + eps
     middle = (mean * inverse).to(tl.float32)
-    deviation = tl.math.div_rn(1.0, tl.math.sqrt_rn(spread.to(tl.float32)))
+    narrow = spread.to(tl.float32)
+    deviation = tl.math.div_rn(1.0, tl.math.sqrt_rn(narrow))
+    # A row that is not finite, or whose variance is not, has no result: zeros would not be noticed.
+    deviation = tl.where((largest < float("inf")) & (narrow < float("inf")), deviation, float("nan"))
     y = (x - middle) * deviation
     if with_weight:
         y = y * weight

@@ -45,5 +45,5 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (p,) = ctx.saved_tensors
-        weighted = p * grad
-        return weighted - p * weighted.sum(dim=-1, keepdim=True)
+        result: Tensor = torch._softmax_backward_data(grad, p, -1, p.dtype)
+        return result
