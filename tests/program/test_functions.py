@@ -200,6 +200,8 @@ def test_layer_norm_gives_no_zeros_where_it_overflows() -> None:
         found = layer_norm(x, None, None, 1e-5)
         assert found.isnan().all(1).tolist() == [False, False, True, True]
         assert torch.allclose(found[:2].double(), torch.nn.functional.layer_norm(x[:2].double(), (32,)), rtol=1e-6)
+        # The sum of these would overflow in float32; their mean does not, and nothing is left of them beside it.
+        assert torch.equal(layer_norm(torch.full((1, 32), 3e38), None, None, 1e-5), torch.zeros(1, 32))
 
 
 @pytest.mark.parametrize("length", [1, 5, 197, 1024, 4096])

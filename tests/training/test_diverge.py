@@ -63,7 +63,11 @@ def test_the_first_module_is_named(tmp_path: Path) -> None:
 
 
 def test_the_site_of_a_quantized_network_is_named(tmp_path: Path) -> None:
-    """Sites clamp what reaches them; but two values near the largest float overflow in the residual sum."""
+    """Sites clamp what reaches them; but two values near the largest float overflow in the residual sum.
+
+    The norm between them sees the first value alone, in all channels: that has a mean and no variance (a sum in floats
+    would overflow already).
+    """
     qann = toys.run(toys.vit(**RELU), {"quantize": {"batches": 1}}, toys.images(train=64), tmp_path / "q").qann
     with torch.no_grad():
         for name in ("attention.o_proj", "mlp.fc2"):
