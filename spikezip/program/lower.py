@@ -93,11 +93,10 @@ def is_known(node: FxNode) -> bool:
 
 def _is_product_of_two(node: FxNode) -> bool:
     """Whether an einsum is one product of two tensors, or moves the dimensions of one."""
-    equation, operands, *_ = node.args
-    terms, arrow, out = str(equation).replace(" ", "").partition("->")
+    terms, arrow, out = str(node.args[0]).replace(" ", "").partition("->")
     letters = terms.split(",")
     plain = bool(arrow) and all(len(set(x)) == len(x) for x in (term.replace("...", "") for term in (*letters, out)))
-    if not plain or len(operands) > 2:  # type: ignore[arg-type]  # a list of nodes
+    if not plain or len(letters) > 2:
         return False
     others = [out + "".join(letters[:i] + letters[i + 1 :]) for i in range(len(letters))]
     return all(set(term) <= set(other) for term, other in zip(letters, others, strict=True))
