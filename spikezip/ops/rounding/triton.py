@@ -41,11 +41,16 @@ def next_spike(u, tracer, scale, lo, hi, max_spike, ternary: tl.constexpr, above
     `above` says that no sum lies below `lo`.
     """
     if ternary:
-        rest = tl.fma(-tracer, scale, u)  # the membrane, but for half a threshold
         half = scale * 0.5
-        up = tl.where((rest >= half) & (tracer < hi), 1.0, 0.0)
-        down = rest < -half
+        u = tl.minimum(u, hi * scale)  # so that a neuron at its highest code does not rise
         if not above:
-            down = down & (tracer > lo)
-        return tl.where(down, -1.0, up)
+            u = tl.maximum(u, lo * scale)
+        rest = tl.fma(-tracer, scale, u)  # the membrane, but for half a threshold
+        return tl.where(rest >= half, 1.0, 0.0) - tl.where(rest < -half, 1.0, 0.0)
     return tl.minimum(tl.maximum(code_of_unit(u, scale, lo, hi) - tracer, -max_spike), max_spike)
+
+
+@triton.jit
+def exact_fma(x, factor, y):
+    """`x · factor + y`, for products that need no rounding: fused with the sum or not, the result is the same."""
+    return tl.fma(x, factor, y)

@@ -33,7 +33,7 @@ def _scores(q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, sha
 
 
 @triton.jit
-def _walk_and_mix(e, factor, packed, fresh, v_tiles, now, first_key, shared, mixed, fired, scale, hi, max_spike,
+def _walk_and_mix(e, factor, packed, v_tiles, now, first_key, shared, mixed, fired, scale, hi, max_spike,
     with_mask: tl.constexpr, ternary: tl.constexpr, shift: tl.constexpr, key_tile: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Neurons of a tile of probabilities, and what they add to the mix and to the spikes of each query.
@@ -43,15 +43,14 @@ def _walk_and_mix(e, factor, packed, fresh, v_tiles, now, first_key, shared, mix
     p = e * factor
     before = ((packed >> shift) & 255).to(tl.float32)
     spike = next_spike(p, before, scale, 0.0, hi, max_spike, ternary, True)
-    tracer = before + spike
-    # As in `whole_sums`: the lowest bits of such a float are the code.
-    fresh += ((tracer + 8388608.0).to(tl.int32, bitcast=True) - 1258291200) << shift
+    # As in `whole_sums`, the lowest bits of such a float are a whole number.
+    packed += ((spike + 12582912.0).to(tl.int32, bitcast=True) - 1262485504) << shift
     some = tl.abs(spike)
     if with_mask:  # a row of nothing but minus infinity, or a mask that is not a number
         some += tl.where(p == p, 0.0, p)
     v = v_tiles.load([now, first_key, shared]).reshape(key_tile, width)
-    mixed = tl.dot(tracer.to(tl.float16), v, mixed, out_dtype=tl.float32)
-    return mixed, fresh, fired + tl.sum(some, axis=1)
+    mixed = tl.dot((before + spike).to(tl.float16), v, mixed, out_dtype=tl.float32)
+    return mixed, packed, fired + tl.sum(some, axis=1)
 
 
 @triton.jit
@@ -126,17 +125,15 @@ def step_at_once(
     largest = tl.where(step >= p_held, p_max_spike, 0.0)
     mixed = tl.zeros((query_tile, width), dtype=tl.float32)
     fired = tl.zeros((query_tile,), dtype=tl.float32)
-    fresh = tl.zeros((query_tile, key_tile), dtype=tl.int32)
     for j in tl.static_range(tiles):
-        mixed, fresh, fired = _walk_and_mix(
-            e[j], factor, packed, fresh, v_tiles, now, j * key_tile, shared, mixed, fired, p_scale, p_hi,
-            largest, with_mask, ternary, 8 * j, key_tile, width,
+        mixed, packed, fired = _walk_and_mix(
+            e[j], factor, packed, v_tiles, now, j * key_tile, shared, mixed, fired, p_scale, p_hi, largest, with_mask,
+            ternary, 8 * j, key_tile, width,
         )  # fmt: skip
-    packed = fresh
     if tail:
         mixed, last, fired = _walk_and_mix(
-            e[tiles], factor, last, tl.zeros((query_tile, tail), dtype=tl.int32), v_tails, now,
-            tiles * key_tile, shared, mixed, fired, p_scale, p_hi, largest, with_mask, ternary, 0, tail, width,
+            e[tiles], factor, last, v_tails, now, tiles * key_tile, shared, mixed, fired, p_scale, p_hi, largest,
+            with_mask, ternary, 0, tail, width,
         )  # fmt: skip
     p_fired = tl.sum(fired, axis=0) + spoilt
     tl.atomic_add(p_counts_ptr + step * samples + counted, p_fired, sem="relaxed")
@@ -186,9 +183,8 @@ def step_in_passes(
         inside = (row < queries) & (column < pitch)  # not at the last key: a thread moves 16 bytes at once
         before = tl.load(tracers + column, mask=inside, other=0).to(tl.int32)
         mixed, tracer, fired = _walk_and_mix(
-            exponentials(x, most), factor, before, tl.zeros((query_tile, key_tile), dtype=tl.int32), v_tiles,
-            now, first_key, shared, mixed, fired, p_scale, p_hi, largest, with_mask, ternary, 0, key_tile,
-            width,
+            exponentials(x, most), factor, before, v_tiles, now, first_key, shared, mixed, fired, p_scale, p_hi,
+            largest, with_mask, ternary, 0, key_tile, width,
         )  # fmt: skip
         tl.store(tracers + column, tracer.to(tl.int8), mask=inside)
     p_fired = tl.sum(fired, axis=0) + spoilt

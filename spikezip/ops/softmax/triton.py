@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spikezip.ops.rounding.triton import exact_fma
+
 TILE = 4096  # values that a program handles at once
 
 
@@ -12,19 +14,20 @@ TILE = 4096  # values that a program handles at once
 def exponentials(x, most):
     """`exp(x − most)`, with the largest value of each row in `most`; places that do not count hold minus infinity.
 
-    Plain numbers become float32 here. Kernels are compiled without fused operations.
+    Plain numbers become float32 here. Kernels are compiled without fused operations, but for those that are exact.
     """
     d = x - most
-    b = d - x
-    low = (x - (d - b)) - (most + b)
-    k = (d * 1.4426950408889634 + 12582912.0) - 12582912.0
-    r = ((d - k * 0.693359375) - k * -2.12194440e-4) + low
+    # What rounding has taken from d: of x and −most, the smaller number is the one that is larger without its sign.
+    low = tl.maximum(x, -most) - (d - tl.minimum(x, -most))
+    shifted = d * 1.4426950408889634 + 12582912.0  # the lowest bits of such a float are a whole number
+    k = shifted - 12582912.0
+    r = (exact_fma(k, -0.693359375, d) - k * -2.12194440e-4) + low
     q = 0.0013927684631198645 * r + 0.008364380337297916
     q = q * r + 0.04166654497385025
     q = q * r + 0.1666657030582428
     q = q * r + 0.5
     e = ((r * r) * q + r) + 1.0
-    power = ((k.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    power = ((shifted.to(tl.int32, bitcast=True) << 23) + 1065353216).to(tl.float32, bitcast=True)  # 2^k
     return tl.where(d < -87.0, 0.0, e * power)
 
 
@@ -35,11 +38,12 @@ def whole_sums(e):
     They fit into 32 bits for up to 256 values.
     """
     # A float between 2^23 and 2^24 holds a whole number in its lowest bits: the sum rounds to it, without a conversion.
-    scaled = e * 4194304.0
-    magic = scaled + 12582912.0
-    high = magic.to(tl.int32, bitcast=True) - 1262485504  # 0x4B400000, the bits of 1.5 · 2^23
-    low = ((scaled - (magic - 12582912.0)) * 4194304.0 + 12582912.0).to(tl.int32, bitcast=True) - 1262485504
-    return tl.sum(high, axis=1)[:, None], tl.sum(low, axis=1)[:, None]
+    high = exact_fma(e, 4194304.0, 12582912.0)
+    low = exact_fma(exact_fma(e, 4194304.0, 12582912.0 - high), 4194304.0, 12582912.0)
+    # Those bits are 0x4B400000 more than the number. Sums wrap around, and come out right once all that is taken off.
+    more: tl.constexpr = (e.shape[1] * 1262485504 + 2147483648) % 4294967296 - 2147483648
+    high, low = high.to(tl.int32, bitcast=True), low.to(tl.int32, bitcast=True)
+    return tl.sum(high, axis=1)[:, None] - more, tl.sum(low, axis=1)[:, None] - more
 
 
 @triton.jit
