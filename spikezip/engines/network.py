@@ -9,7 +9,7 @@ from spikezip.engines.loop import equilibrium_output, run
 from spikezip.engines.run import Run
 from spikezip.engines.state import Drive, Steps, driven
 from spikezip.errors import ConfigError
-from spikezip.program.batch import Batch, complete, named
+from spikezip.program.batch import Batch, by_position, complete, named
 from spikezip.program.freeze import Frozen
 from spikezip.program.nodes import Site
 from spikezip.program.tree import attach, locate, tensor_at
@@ -52,7 +52,7 @@ class SpikingNetwork(nn.Module):
         return complete(self.program, named(self.program, batch), self.device)
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
-        return equilibrium_output(self.frozen(), self.prepare(args[0] if args else inputs))
+        return equilibrium_output(self.frozen(), self.prepare(by_position(self.program, args, inputs)))
 
     def train(self, mode: bool = True) -> "SpikingNetwork":
         """A spiking network is frozen: it stays in `eval()`. Train the quantized network and convert again."""

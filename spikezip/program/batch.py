@@ -59,16 +59,19 @@ def sample_count(program: Program, inputs: Mapping[str, Any]) -> int:
 def complete(program: Program, batch: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Any]:
     """The inputs of a program from a batch that may leave out what has a neutral value, or hold more.
 
-    Missing masks become ones, missing token types zeros, missing positions a count over the mask. Labels, None and
-    switches that are off are dropped, and so are masks of ones that the program does not know. Tensors go to `device`.
+    Missing masks become ones, missing token types zeros, missing positions a count over the mask. Labels, None,
+    options as they were at the capture, and masks of ones that the program does not know are dropped. Tensors go to
+    `device`.
     """
     wanted = [node.name for node in program.inputs]
     given = {k: v for k, v in batch.items() if v is not None and k not in (*LABELS, *_SWITCHES)}
     for name in [name for name in given if name not in wanted]:
         value = given.pop(name)
-        if value is False or (name in _MASKS and isinstance(value, Tensor) and bool((value == 1).all())):
+        if isinstance(value, (bool, int, float, str)) and value == program.options.get(name, False):
             continue
-        raise InputError(_unknown(name, value, wanted))
+        if name in _MASKS and isinstance(value, Tensor) and bool((value == 1).all()):
+            continue
+        raise InputError(_unknown(program, name, value, wanted))
     for node in program.inputs:
         if node.name in given:
             _check_kind(node, given[node.name])
@@ -124,9 +127,10 @@ def _tables(program: Program) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _unknown(name: str, value: Any, wanted: list[str]) -> str:
-    if value is True:
-        return f"{name}=True: the network returns what it was captured with; leave {name} out"
+def _unknown(program: Program, name: str, value: Any, wanted: list[str]) -> str:
+    if isinstance(value, (bool, int, float, str)):
+        was = f"with {name}={program.options[name]!r}" if name in program.options else f"without {name}"
+        return f"{name}={value!r}: the network was captured {was}, and computes that; leave {name} out"
     return (
         f"the batch holds {name!r}, but the network was captured with {', '.join(wanted)} only: leave it out, or "
         f"quantize again with example=batch including {name}"

@@ -238,6 +238,7 @@ def _read(model: nn.Module, exported: ExportedProgram, inputs: dict[str, Any], w
         fixed="" if batch else why or "torch.export took the batch size for a constant",
         output_class=_class_name(exported.call_spec.out_spec),
         prefix=_prefix(model),
+        options={name: x for name, x in inputs.items() if isinstance(x, (bool, int, float, str))},
     ).without_dead_nodes()
     _check_used(model, program)
     used = {node.key for node in program.nodes if hasattr(node, "key")}

@@ -46,6 +46,7 @@ _DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FLOATS = ("inf", "-inf", "nan")
 _TEXTS = ("prefix", "fixed", "output_class")
+_OPTIONS = "options"  # may be left out
 _ENTRIES = {"format", "version", "symbols", "batch", *_TEXTS, "nodes", "output"}
 
 
@@ -65,6 +66,7 @@ def write(program: Program) -> str:
     """
     head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "symbols": program.symbols, "batch": program.batch}
     head |= {name: getattr(program, name) for name in _TEXTS}
+    head |= {_OPTIONS: {name: _encode(x) for name, x in program.options.items()}} if program.options else {}
     lines = [f"{_json(name)}: {_json(value)}," for name, value in head.items()]
     nodes = ",\n".join(_json(_from_node(node)) for node in program.nodes)
     return "\n".join(["{", *lines, '"nodes": [', nodes, "],", f'"output": {_json(_encode(program.output))}', "}", ""])
@@ -160,11 +162,12 @@ def _program(data: Any) -> Program:
     part = "its entries"
     found: dict[str, Node] = {}
     try:
-        if set(data) != _ENTRIES:
+        if set(data) - {_OPTIONS} != _ENTRIES:
             raise ValueError(f"one too many or too few: {', '.join(sorted(set(data) ^ _ENTRIES))[:200]}")
         symbols = {_text(name): _place(place) for name, place in _object(data["symbols"]).items()}
         batch = None if data["batch"] is None else _text(data["batch"])
         texts = {name: _text(data[name]) for name in _TEXTS}
+        options = {_text(name): _option(x) for name, x in _object(data.get(_OPTIONS, {})).items()}
         if len(_list(data["nodes"])) > MOST_NODES:
             raise ValueError(f"more than {MOST_NODES} nodes")
         for number, entry in enumerate(data["nodes"]):
@@ -180,7 +183,7 @@ def _program(data: Any) -> Program:
         if batch is not None and batch not in symbols:
             raise ValueError(f"the batch {batch!r} is not among them")
         part = "its output"
-        program = Program(tuple(found.values()), _decode(data["output"]), symbols, batch, **texts)
+        program = Program(tuple(found.values()), _decode(data["output"]), symbols, batch, **texts, options=options)
         _check_read(program.returned, found)
         _check_sizes(_sizes(program.output), symbols)
     except (ValueError, RecursionError) as error:
@@ -268,6 +271,13 @@ def _decode(x: Any, deepest: int = _DEEPEST) -> Any:
             raise ValueError(f"an argument is an object of one entry: dict, {', '.join(_SPECIAL)}")
         return _SPECIAL[kind](value)
     return x if x is None or isinstance(x, bool) else _PLAIN[type(x)](x)
+
+
+def _option(x: Any) -> Any:
+    found = _decode(x)
+    if not isinstance(found, (bool, int, float, str)):
+        raise ValueError("an option is a number, a text, true or false")
+    return found
 
 
 def _exactly(kind: type, what: str) -> Callable[[Any], Any]:

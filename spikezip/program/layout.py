@@ -97,6 +97,9 @@ class _Analysis:
             elif found is not None:
                 self.prefix[node.name] = found
             self._count(node)
+        shared = [name for name in self.program.sites if name not in self.prefix]
+        if shared:
+            self.mixed = self.mixed or f"{shared[0]}: all samples share these neurons"
         return Layout(self.prefix, self.mixed, self.mixed_before, self._made_from_sizes())
 
     def _made_from_sizes(self) -> frozenset[str]:

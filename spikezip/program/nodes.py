@@ -263,6 +263,7 @@ class Program:
     `output` is nested dicts, lists and tuples whose leaves are `Ref` or constants; `output_class` names the class of a
     model output, if it was one. `symbols` gives, for each symbol, an input and the dimension to read it from. `batch`
     is the symbol of the batch; None if the network was captured for one batch size only, and `fixed` says why.
+    `options` are the inputs that are no tensors, as they were when the network was captured.
     Names leave out `prefix`, under which a Hugging Face model with a head holds its base model.
     """
 
@@ -273,6 +274,7 @@ class Program:
     fixed: str = ""
     output_class: str = ""
     prefix: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: what is derived from a program is made again from the copy."""

@@ -25,7 +25,8 @@ def calibrate(qann: QuantizedNetwork, batches: Iterable[Batch] | Batch) -> Quant
     observers = {name: RangeObserver(name, site.lo, site.hi, site.by_channel) for name, site in qann.sites.items()}
     seen = False
     for batch in as_batches(batches):
-        observe(qann, qann.prepare(batch), observers)
+        with torch.autocast(qann.device.type, enabled=False):
+            observe(qann, qann.prepare(batch), observers)
         seen = True
     if not seen:
         raise InputError("calibrate needs at least one batch")
