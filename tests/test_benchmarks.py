@@ -320,3 +320,6 @@ def test_other_spikes_than_the_other_checkout_are_wrong(capsys: pytest.CaptureFi
     assert "1.00 times as fast" in capsys.readouterr().out
     assert against.row({"other": Told("a"), "this": Told("b")}, args, "zoo/vit", "event", 1)
     assert capsys.readouterr().out.endswith("WRONG: spikes differ\n")
+    args = against.parse([str(ROOT), "--rounds", "1", "--other-bits"])
+    assert not against.row({"other": Told("a"), "this": Told("b")}, args, "zoo/vit", "event", 1)
+    assert "1 *" in capsys.readouterr().out
