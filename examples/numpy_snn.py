@@ -420,21 +420,31 @@ def softmax(x: Array) -> Array:
         >>> softmax(np.array([0.0, 0.0, -np.inf], np.float32)).tolist()
         [0.5, 0.5, 0.0]
     """
-    most, magic = x.max(-1, keepdims=True), f32(1.5 * 2**23)  # magic: once added, there is no place for bits below 1
-    d = x - most
-    b = d - x
-    low = (x - (d - b)) - (most + b)  # what rounding has taken from d
-    k = (d * f32(1.4426950216293335) + magic) - magic  # d · log2 e
-    r = ((d - k * f32(0.693359375)) - k * f32(-2.12194440e-4)) + low  # d − k · ln 2
-    q = np.full_like(r, 0.0013927684631198645)
-    for c in (0.008364380337297916, 0.04166654497385025, 0.1666657030582428, 0.5):
+    units = f32(2.0**32 - 4096)  # whole units of the largest exponential
+    most = x.max(-1, keepdims=True)
+    shift = np.where(np.abs(most) < 256, f32(0), most)
+    k_most, r_most = powers_of_e(most - shift)
+    k, r = powers_of_e(np.maximum(x - shift, (k_most - f32(152)) * f32(0.6931471824645996)))
+    below = np.clip(k - k_most, -152, 0)
+    power = (units / near_one(r_most)).astype(f64) * power_of_two(below)  # needs no rounding
+    e = np.where(below > -152, near_one(r) * power.astype(f32), f32(0))
+    total = np.floor(e + f32(0.5)).sum(-1, keepdims=True, dtype=f64)
+    return e * (f32(1) / total.astype(f32))
+
+
+def powers_of_e(x: Array) -> tuple[Array, Array]:
+    """`k` and `r` with `x = k · ln 2 + r`, in float32."""
+    magic = f32(1.5 * 2**23)  # once it is added, there is no place for bits below 1
+    k = (x * f32(1.4426950216293335) + magic) - magic
+    return k, (x - k * f32(0.693359375)) - k * f32(-2.12194440e-4)
+
+
+def near_one(r: Array) -> Array:
+    """`exp(r)` in float32, for `|r| ≤ ln 2 / 2`."""
+    q = np.full_like(r, 0.008312494494020939)
+    for c in (0.04189039766788483, 0.16667115688323975, 0.499992311000824):
         q = q * r + f32(c)
-    e = (((r * r) * q + r) + f32(1)) * power_of_two(np.clip(k, -126, 0)).astype(f32)
-    e = np.where(d < -87, f32(0), e)
-    high = np.rint(e * f32(2.0**22))  # whole numbers of units of 2^−22; what is left has units of 2^−44
-    rest = np.rint((e * f32(2.0**22) - high) * f32(2.0**22))
-    added = high.sum(-1, keepdims=True, dtype=f64) + rest.sum(-1, keepdims=True, dtype=f64) / 2.0**22
-    return e * (f32(2.0**22) / added.astype(f32))
+    return ((r * r) * q + r) + f32(1)
 
 
 def layer_norm(

@@ -235,8 +235,9 @@ def _adaptive_average_pool(dims: int) -> Callable[..., Tensor]:
             bounds = [(j * length // places, -(-(j + 1) * length // places)) for j in range(places)]
             pieces = [whole.narrow(dim, first, last - first) for first, last in bounds]
             whole = torch.stack([sums.total(piece, (dim,)) for piece in pieces], dim)
-            widths = torch.tensor([last - first for first, last in bounds], dtype=torch.float64, device=x.device)
-            count = count[..., None] * widths
+            j = torch.arange(places, device=x.device)
+            widths = -(-(j + 1) * length // places) - j * length // places
+            count = count[..., None] * widths.to(torch.float64)
         return (whole * unit / count).to(x.dtype)
 
     return pool
@@ -297,10 +298,12 @@ def _power(x: Tensor | float, exponent: Tensor | float) -> Tensor:
 
 def _divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None = None) -> Tensor:
     """A GPU would multiply with the reciprocal of a number that does not lie on it."""
-    if x.is_cuda and not (isinstance(y, Tensor) and y.is_cuda):
+    if isinstance(y, Tensor):
+        y = y.to(x.device)
+    elif x.is_cuda:
         kind = torch.result_type(x, y)
         kind = kind if kind.is_floating_point or rounding_mode else torch.get_default_dtype()
-        y = torch.as_tensor(y, dtype=kind).to(x.device)
+        y = torch.full((), y, dtype=kind, device=x.device)  # no copy from the host, which a CUDA graph could not hold
     return torch.div(x, y, rounding_mode=rounding_mode)
 
 
@@ -308,7 +311,7 @@ def _remainder(x: Tensor, y: Tensor | float) -> Tensor:
     if not x.is_floating_point():
         return torch.remainder(x, y)
     rest = torch.fmod(x, y)  # exact; torch would go on in another way on each device
-    return torch.where((rest != 0) & ((rest < 0) != (torch.as_tensor(y, device=x.device) < 0)), rest + y, rest)
+    return torch.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 def _hardsigmoid(x: Tensor) -> Tensor:

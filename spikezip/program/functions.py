@@ -112,7 +112,7 @@ ACTIVATIONS = frozenset(
     operators("gelu silu mish softplus elu selu celu tanh sigmoid hardswish hardsigmoid leaky_relu prelu erf")
 )
 _FOR_FLOATS = frozenset(operators("im2col pad"))
-# These make tensors from nothing: they are told on which device.
+# These make tensors from nothing: they are told on which device. Of whole numbers, any device makes the same.
 _FACTORIES = frozenset(
     operators("arange arange.start arange.start_step zeros ones full scalar_tensor eye eye.m linspace tril_indices "
            "triu_indices empty.memory_format")
@@ -144,14 +144,17 @@ def evaluate(op: str, args: Any, kwargs: Any, dtype: torch.dtype, device: torch.
         tensor([0.0000, 0.7311])
     """
     own = FUNCTIONS.get(op)
+    if op in _FACTORIES:
+        fractions = "arange" in op and any(isinstance(x, float) and not x.is_integer() for x in args)
+        if own is None and not fractions:
+            return torch_operator(op)(*args, **kwargs, device=device)
+        return (own or torch_operator(op))(*args, **kwargs).to(device)  # by one and the same device
     if own is not None:
         return own(*args, **kwargs)
     if op == "causal_mask":
-        return _causal_mask(dtype, *args).to(device)
+        return _causal_mask(dtype, device, *args)
     if KINDS[op] is Kind.WIDE:
         return _rounded(torch_operator(op), args, kwargs, dtype)
-    if op in _FACTORIES:  # made by one and the same device
-        return torch_operator(op)(*args, **kwargs).to(device)
     if op in _FOR_FLOATS and not args[0].is_floating_point():  # torch moves no integers here
         return torch_operator(op)(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
     return torch_operator(op)(*args, **kwargs)
@@ -174,10 +177,10 @@ _DIFFERENTIABLE = frozenset(
 ) | {"getitem"}  # fmt: skip
 
 
-def _causal_mask(dtype: torch.dtype, queries: int, keys: int) -> Tensor:
+def _causal_mask(dtype: torch.dtype, device: torch.device, queries: int, keys: int) -> Tensor:
     """Where a query may not look: the lowest number; elsewhere 0."""
-    seen = torch.ones(queries, keys, dtype=torch.bool).tril()
-    return torch.zeros(queries, keys, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+    return torch.zeros(queries, keys, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 def _rounded(function: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype) -> Any:

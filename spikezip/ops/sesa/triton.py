@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from spikezip.ops.rounding.triton import unit
 from spikezip.ops.sesa.triton_steps import last_move, step_at_once, step_in_passes, store_codes
 
-QUERIES, KEYS = 64, 64  # that a program handles at once; twice as many queries, where no tile of them is left over
+QUERIES, KEYS = 64, 64  # that a program handles at once
 WARPS, STAGES = 4, 2
 MOST_KEYS = 256  # at once: tracers of four tiles of keys go into one register; more would need more of them
 MOST_WIDTH = 128
@@ -199,8 +199,6 @@ def attention(
     """
     steps, batch, queries, heads, width = q.shape
     keys, shared = k.shape[2:4]
-    pair = 2 - triton.cdiv(queries, QUERIES) % 2
-    rows, warps = pair * QUERIES, pair * WARPS
     out = torch.empty(q.shape, dtype=torch.int8, device=q.device)
     p_before = _padded(p.tracer.flatten(0, 1), 16)
     p_counts, o_counts = torch.zeros(2, steps, samples, device=q.device)
@@ -211,23 +209,23 @@ def attention(
         return TensorDescriptor.from_tensor(x.contiguous().view(-1, x.shape[-3], channels), [1, size, width])
 
     def square(x: Tensor, columns: int) -> TensorDescriptor:
-        return TensorDescriptor.from_tensor(x, [1, rows, columns])
+        return TensorDescriptor.from_tensor(x, [1, QUERIES, columns])
 
     def of_keys(size: int) -> tuple[TensorDescriptor, ...]:
         return tiles(k, shared * width, size), tiles(halves, shared * width, size), square(seen, size)
 
-    own, channels = tiles(q, heads * width, rows), heads * width
-    outputs = tiles(o.tracer, channels, rows), tiles(out, channels, rows)
+    own, channels = tiles(q, heads * width, QUERIES), heads * width
+    outputs = tiles(o.tracer, channels, QUERIES), tiles(out, channels, QUERIES)
     moves = [x.contiguous() for x in moved] or [p_counts] * 3
     scales = (p_counts, o_counts, p.scale, o.scale, score_factor, mix_factor, *moves)
     counts = (steps, batch, samples, heads, heads // shared, queries, keys, len(seen))
     limits = (*_limits(p, max_spike)[1:], *_limits(o, max_spike))
     fixed = {
         "with_mask": mask is not None, "ternary": max_spike == 1 and not p.held and not o.held,
-        "resting": len(moved) > 0, "query_tile": rows, "key_tile": KEYS, "width": width,
-        "num_warps": warps, "num_stages": STAGES, "enable_fp_fusion": False,
+        "resting": len(moved) > 0, "query_tile": QUERIES, "key_tile": KEYS, "width": width,
+        "num_warps": WARPS, "num_stages": STAGES, "enable_fp_fusion": False,
     }  # fmt: skip
-    programs = (triton.cdiv(queries, rows), batch * heads)
+    programs = (triton.cdiv(queries, QUERIES), batch * heads)
     with torch.cuda.device_of(q):
         if keys > MOST_KEYS:
             p_last = p_before if in_place else p_before.clone()

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from spikezip.ops.rounding.triton import next_spike
-from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sums
+from spikezip.ops.softmax.triton import exponentials, of_rows, row_factor, sums, whole_sum
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def _walk_and_mix(e, factor, packed, v_tiles, now, first_key, shared, mixed, fir
     p = e * factor
     before = ((packed >> shift) & 255).to(tl.float32)
     spike = next_spike(p, before, scale, 0.0, hi, max_spike, ternary, True)
-    # As in `whole_sums`, the lowest bits of such a float are a whole number.
+    # The lowest bits of such a float are a whole number.
     packed += ((spike + 12582912.0).to(tl.int32, bitcast=True) - 1262485504) << shift
     some = tl.abs(spike)
     if with_mask:  # a row of nothing but minus infinity, or a mask that is not a number
@@ -115,13 +115,14 @@ def step_at_once(
         )  # fmt: skip
         x += (scores,)
     e = nothing()
-    high, low = tl.zeros((query_tile, 1), dtype=tl.int32), tl.zeros((query_tile, 1), dtype=tl.int32)
+    shift, lowest, bits = of_rows(most)
+    low, nearly = tl.zeros((query_tile, 1), dtype=tl.int32), tl.zeros((query_tile, 1), dtype=tl.float32)
     for j in tl.static_range(tiles + (tail > 0)):
-        e += (exponentials(x[j], most),)
-        some_high, some_low = whole_sums(e[j])
-        high += some_high
+        e += (exponentials(x[j], shift, lowest, bits),)
+        some_low, some_nearly = sums(e[j])
         low += some_low
-    factor = row_factor(high, low) * power
+        nearly += some_nearly
+    factor = row_factor(whole_sum(low, nearly), most) * power
     largest = tl.where(step >= p_held, p_max_spike, 0.0)
     mixed = tl.zeros((query_tile, width), dtype=tl.float32)
     fired = tl.zeros((query_tile,), dtype=tl.float32)
@@ -161,16 +162,16 @@ def step_in_passes(
             q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, shared, keys, score_factor, most,
             with_mask, True, query_tile, key_tile, width,
         )  # fmt: skip
-    high, low = tl.zeros((query_tile, 1), dtype=tl.int64), tl.zeros((query_tile, 1), dtype=tl.int64)
+    shift, lowest, bits = of_rows(most)
+    total = tl.zeros((query_tile, 1), dtype=tl.float64)
     for first_key in range(0, keys, key_tile):
         x, _ = _scores(
             q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, shared, keys, score_factor, most,
             with_mask, True, query_tile, key_tile, width,
         )  # fmt: skip
-        some_high, some_low = whole_sums(exponentials(x, most))
-        high += some_high
-        low += some_low
-    factor = row_factor(high, low) * power
+        low, nearly = sums(exponentials(x, shift, lowest, bits))
+        total += whole_sum(low, nearly)
+    factor = row_factor(total, most) * power
     largest = tl.where(step >= p_held, p_max_spike, 0.0)
     mixed = tl.zeros((query_tile, width), dtype=tl.float32)
     fired = tl.zeros((query_tile,), dtype=tl.float32)
@@ -183,8 +184,8 @@ def step_in_passes(
         inside = (row < queries) & (column < pitch)  # not at the last key: a thread moves 16 bytes at once
         before = tl.load(tracers + column, mask=inside, other=0).to(tl.int32)
         mixed, tracer, fired = _walk_and_mix(
-            exponentials(x, most), factor, before, v_tiles, now, first_key, shared, mixed, fired, p_scale, p_hi,
-            largest, with_mask, ternary, 0, key_tile, width,
+            exponentials(x, shift, lowest, bits), factor, before, v_tiles, now, first_key, shared, mixed, fired,
+            p_scale, p_hi, largest, with_mask, ternary, 0, key_tile, width,
         )  # fmt: skip
         tl.store(tracers + column, tracer.to(tl.int8), mask=inside)
     p_fired = tl.sum(fired, axis=0) + spoilt

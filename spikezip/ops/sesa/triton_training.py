@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spikezip.ops.rounding.triton import code_of_unit, unit
 from spikezip.ops.sesa.triton_steps import nothing
-from spikezip.ops.softmax.triton import exponentials, row_factor, whole_sums
+from spikezip.ops.softmax.triton import exponentials, of_rows, row_factor, sums, whole_sum
 
 MOST_KEYS = 256  # of which a program has all scores at once, forward; with more it makes them three times
 MOST_WIDTH = 128
@@ -116,14 +116,15 @@ def _forward_kernel(
         scores = _scores(q, k_ptr, mask_ptr, j * met, query, score_factor, queries, keys, pitch, with_mask, met, width)
         x += (scores,)
         most = tl.maximum(most, tl.max(x[j], axis=1)[:, None])
-    high, low = tl.zeros((own, 1), dtype=tl.int32), tl.zeros((own, 1), dtype=tl.int32)
+    shift, lowest, bits = of_rows(most)
+    low, nearly = tl.zeros((own, 1), dtype=tl.int32), tl.zeros((own, 1), dtype=tl.float32)
     e = nothing()
     for j in tl.static_range(tiles):
-        e += (exponentials(x[j], most),)
-        some_high, some_low = whole_sums(e[j])
-        high += some_high
+        e += (exponentials(x[j], shift, lowest, bits),)
+        some_low, some_nearly = sums(e[j])
         low += some_low
-    factor = row_factor(high, low)
+        nearly += some_nearly
+    factor = row_factor(whole_sum(low, nearly), most)
     powered = factor * first * second  # rounding commutes with powers of two
     mixed = tl.zeros((own, width), dtype=tl.float32)
     for j in tl.static_range(tiles):
@@ -158,18 +159,18 @@ def _long_forward_kernel(
     for first_key in range(0, keys, met):
         x = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
         most = tl.maximum(most, tl.max(x, axis=1)[:, None])
-    high, low = tl.zeros((own, 1), dtype=tl.int64), tl.zeros((own, 1), dtype=tl.int64)
+    shift, lowest, bits = of_rows(most)
+    total = tl.zeros((own, 1), dtype=tl.float64)
     for first_key in range(0, keys, met):
         x = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
-        some_high, some_low = whole_sums(exponentials(x, most))
-        high += some_high
-        low += some_low
-    factor = row_factor(high, low)
+        low, nearly = sums(exponentials(x, shift, lowest, bits))
+        total += whole_sum(low, nearly)
+    factor = row_factor(total, most)
     powered = factor * first * second
     mixed = tl.zeros((own, width), dtype=tl.float32)
     for first_key in range(0, keys, met):
         x = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
-        code = _codes_of(exponentials(x, most) * powered, p_scale, p_hi)
+        code = _codes_of(exponentials(x, shift, lowest, bits) * powered, p_scale, p_hi)
         v = _tile(v_ptr, first_key, keys, pitch, met, width)
         mixed = tl.dot(code.to(v.dtype), v, mixed, out_dtype=tl.float32)
     _store_tile(u_ptr, mixed * tl.load(mix_factor_ptr), first_query, queries, pitch, own, width)
@@ -179,13 +180,19 @@ def _long_forward_kernel(
 
 
 @triton.jit
+def _probabilities(scores, most, factor):
+    """Probabilities for gradients, which need not be the same to the last bit: with the exponential of the GPU."""
+    return tl.exp2((scores - most) * 1.4426950408889634) * (factor * 4294963200.0)
+
+
+@triton.jit
 def _again(
     q, grad, k_ptr, v_ptr, mask_ptr, first_key, query, most, factor, score_factor, queries, keys, pitch, limit,
     with_mask: tl.constexpr, met: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Probabilities of a tile of keys once more; the gradient for their values, and what of it passes their site."""
     scores = _scores(q, k_ptr, mask_ptr, first_key, query, score_factor, queries, keys, pitch, with_mask, met, width)
-    p = exponentials(scores, most) * factor
+    p = _probabilities(scores, most, factor)
     v = _tile(v_ptr, first_key, keys, pitch, met, width)
     weighted = tl.dot(grad, v.T, out_dtype=tl.float32)
     return p, weighted, tl.where(p <= limit, weighted, 0.0)
@@ -267,7 +274,7 @@ def _key_kernel(
         q = _tile(q_ptr, first_query, queries, pitch, met, width)
         grad = _tile(grad_ptr, first_query, queries, pitch, met, width).to(q.dtype)
         scores = tl.dot(k, q.T, out_dtype=tl.float32) * score_factor
-        p = exponentials(_masked(scores, mask_ptr, query, key, queries, keys, with_mask), most) * factor
+        p = _probabilities(_masked(scores, mask_ptr, query, key, queries, keys, with_mask), most, factor)
         code = tl.minimum(tl.floor(p * inverse + 0.5), p_hi)
         grad_v = tl.dot(code.to(q.dtype), grad, grad_v, out_dtype=tl.float32)
         weighted = tl.dot(v, grad.T, out_dtype=tl.float32) * v_scale

@@ -11,46 +11,63 @@ TILE = 4096  # values that a program handles at once
 
 
 @triton.jit
-def exponentials(x, most):
-    """`exp(x − most)`, with the largest value of each row in `most`; places that do not count hold minus infinity.
-
-    Plain numbers become float32 here. Kernels are compiled without fused operations, but for those that are exact.
-    """
-    d = x - most
-    # What rounding has taken from d: of x and −most, the smaller number is the one that is larger without its sign.
-    low = tl.maximum(x, -most) - (d - tl.minimum(x, -most))
-    shifted = d * 1.4426950408889634 + 12582912.0  # the lowest bits of such a float are a whole number
+def _reduced(x):
+    """`x = k · ln 2 + r`: a float whose lowest bits are k, and r. `k · 0.693359375` needs no rounding."""
+    shifted = x * 1.4426950216293335 + 12582912.0
     k = shifted - 12582912.0
-    r = (exact_fma(k, -0.693359375, d) - k * -2.12194440e-4) + low
-    q = 0.0013927684631198645 * r + 0.008364380337297916
-    q = q * r + 0.04166654497385025
-    q = q * r + 0.1666657030582428
-    q = q * r + 0.5
-    e = ((r * r) * q + r) + 1.0
-    power = ((shifted.to(tl.int32, bitcast=True) << 23) + 1065353216).to(tl.float32, bitcast=True)  # 2^k
-    return tl.where(d < -87.0, 0.0, e * power)
+    return shifted.to(tl.int32, bitcast=True), exact_fma(k, -0.693359375, x) - k * -2.12194440e-4
 
 
 @triton.jit
-def whole_sums(e):
-    """The sums of each row in whole units, 2^-22 and 2^-44 of one: of integers, which has no order.
+def _near_one(r):
+    """`exp(r)` for `|r| ≤ ln 2 / 2`."""
+    q = 0.008312494494020939 * r + 0.04189039766788483
+    q = q * r + 0.16667115688323975
+    q = q * r + 0.499992311000824
+    return ((r * r) * q + r) + 1.0
 
-    They fit into 32 bits for up to 256 values.
+
+@triton.jit
+def of_rows(most):
+    """What the exponentials of a row have in common, from its largest value: by how much they are moved, the lowest
+    value that counts, and the bits of the largest exponential's power."""
+    shift = tl.where(tl.abs(most) < 256.0, 0.0, most)
+    k, r = _reduced(most - shift)
+    # 0x4B400000 are the bits of 1.5 · 2^23; they are gone once these are moved up, in `exponentials`, too.
+    lowest = ((k - 1262485504).to(tl.float32) - 152.0) * 0.6931471824645996
+    bits = tl.math.div_rn(4294963200.0, _near_one(r)).to(tl.int32, bitcast=True) - (k << 23)
+    return shift, lowest, bits
+
+
+@triton.jit
+def exponentials(x, shift, lowest, bits):
+    """`exp(x − max)` in whole units; places that do not count hold minus infinity.
+
+    These become so small that no probability is left of them. Plain numbers become float32 here. Kernels are compiled
+    without fused operations, but for those that are exact.
     """
-    # A float between 2^23 and 2^24 holds a whole number in its lowest bits: the sum rounds to it, without a conversion.
-    high = exact_fma(e, 4194304.0, 12582912.0)
-    low = exact_fma(exact_fma(e, 4194304.0, 12582912.0 - high), 4194304.0, 12582912.0)
-    # Those bits are 0x4B400000 more than the number. Sums wrap around, and come out right once all that is taken off.
-    more: tl.constexpr = (e.shape[1] * 1262485504 + 2147483648) % 4294967296 - 2147483648
-    high, low = high.to(tl.int32, bitcast=True), low.to(tl.int32, bitcast=True)
-    return tl.sum(high, axis=1)[:, None] - more, tl.sum(low, axis=1)[:, None] - more
+    k, r = _reduced(tl.maximum(x - shift, lowest, propagate_nan=tl.PropagateNan.ALL))
+    return _near_one(r) * ((k << 23) + bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def row_factor(high, low):
-    """What the exponentials of a row are multiplied with."""
-    total = high.to(tl.float64) + low.to(tl.float64) * 2.384185791015625e-07  # 2^-22
-    return tl.math.div_rn(4194304.0, total.to(tl.float32))
+def sums(e):
+    """The sum of each row in whole units, cut to 32 bits; and nearly. Of integers, which have no order."""
+    whole = (e + 0.5).to(tl.uint32).to(tl.int32, bitcast=True)
+    return tl.sum(whole, axis=1)[:, None], tl.sum(e, axis=1)[:, None]
+
+
+@triton.jit
+def whole_sum(low, nearly):
+    """The whole sum of up to 256 values in float64: what it is nearly says which one has these lowest bits."""
+    low, nearly = low.to(tl.uint32, bitcast=True).to(tl.float64), nearly.to(tl.float64)
+    return low + 4294967296.0 * tl.floor((nearly - low) * 2.3283064365386963e-10 + 0.5)
+
+
+@triton.jit
+def row_factor(total, most):
+    """What the exponentials of a row are multiplied with; NaN for a row without a finite largest value."""
+    return tl.math.div_rn(1.0, total.to(tl.float32)) + (most - most)
 
 
 @triton.jit
@@ -63,23 +80,19 @@ def _softmax_kernel(
         column = j * piece + tl.arange(0, piece)[None, :]
         x = tl.load(x_ptr + row * columns + column, mask=(row < rows) & (column < columns), other=float("-inf"))
         most = tl.maximum(most, tl.max(x, axis=1)[:, None])
-    high = tl.zeros((tile, 1), dtype=tl.int64)
-    low = tl.zeros((tile, 1), dtype=tl.int64)
-    wrong = tl.zeros((tile, 1), dtype=tl.float32)  # NaN once a value is none: integers cannot say it
+    shift, lowest, bits = of_rows(most)
+    total = tl.zeros((tile, 1), dtype=tl.float64)
     for j in range(pieces):
         column = j * piece + tl.arange(0, piece)[None, :]
         x = tl.load(x_ptr + row * columns + column, mask=(row < rows) & (column < columns), other=float("-inf"))
-        e = exponentials(x, most)
-        some_high, some_low = whole_sums(e)
-        high += some_high
-        low += some_low
-        wrong += tl.sum(tl.where(e == e, 0.0, e), axis=1)[:, None]
-    factor = row_factor(high, low) + wrong
+        low, nearly = sums(exponentials(x, shift, lowest, bits))
+        total += whole_sum(low, nearly)  # NaN once a value is none
+    factor = row_factor(total, most)
     for j in range(pieces):
         column = j * piece + tl.arange(0, piece)[None, :]
         here, inside = row * columns + column, (row < rows) & (column < columns)
         x = tl.load(x_ptr + here, mask=inside, other=float("-inf"))
-        tl.store(out_ptr + here, exponentials(x, most) * factor, mask=inside)
+        tl.store(out_ptr + here, exponentials(x, shift, lowest, bits) * factor, mask=inside)
 
 
 def softmax(x: Tensor) -> Tensor:
