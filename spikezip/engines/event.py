@@ -29,11 +29,7 @@ from spikezip.program.nodes import Function, Linear, Matmul, Node, Product, Site
 
 
 class EventEngine(SpikeEngine):
-    """Values of heads are kept in `now`, as they are after the last step; `lines` say how they change in an advance.
-
-    It uses one thread: two would wait for one another at every layer, alone for as long as they gain, and beside other
-    work for many times as long.
-    """
+    """Values of heads are kept in `now`, as they are after the last step; `lines` say how they change in an advance."""
 
     name = "event"
 

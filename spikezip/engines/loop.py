@@ -40,7 +40,8 @@ _MOST_STEPS_TO_THE_END = 32  # on a GPU, where no step after equilibrium is left
 def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
     """One batch through a frozen network, driven as `drive` says.
 
-    On the CPU the samples of a batch are shared among as many threads as torch uses.
+    On the CPU the samples of a batch are shared among as many threads as torch uses, and each has one thread: a second
+    one brings a tenth, and beside other work the two wait for one another for many times as long.
     """
     program = network.program
     unknown = [name for name in drive.record if name not in program.sites]
@@ -58,10 +59,9 @@ def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
         return run_alone(inputs)
     release_memory()  # of earlier runs
     sizes = sizes_of(program, inputs)
-    parts = 1
-    if program.batch is not None and can_split(program):
-        parts = min(torch.get_num_threads(), sizes[program.batch])
-    if parts == 1 and name != EventEngine.name:  # which is better off without threads inside the operators
+    samples = sizes[program.batch] if program.batch is not None else 0
+    parts = min(torch.get_num_threads(), samples) if can_split(program) else 1
+    if parts == 1 and samples != 1 and name != EventEngine.name:  # samples that cannot be told apart
         return run_alone(inputs)
     return join(run_parts(run_alone, parts_of(program, inputs, parts)), program)
 
