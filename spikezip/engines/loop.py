@@ -1,5 +1,6 @@
 """The loop over time: chunks of steps, the stop at equilibrium, and what comes out."""
 
+import math
 from collections.abc import Iterator, Mapping
 from math import inf, isnan
 from threading import Event
@@ -22,7 +23,8 @@ from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron.fast import not_a_number
 from spikezip.program.freeze import Frozen, scale_key
 from spikezip.program.layout import Layout
-from spikezip.program.nodes import Site, map_arguments
+from spikezip.program.nodes import Program, Site, map_arguments
+from spikezip.program.sizes import Bindings, bind
 
 ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine, "event": EventEngine}
 AUTO = "auto"
@@ -33,6 +35,7 @@ _ACTIVATIONS_ON_CPU = 640_000
 _ACTIVATIONS_COMPILED = 1_600_000  # on the CPU too, with compiled loops: these need less beside them
 _ACTIVATIONS_ON_GPU = 640_000_000
 _MOST_STEPS = 16
+_FEWEST_STEPS = 4  # of a chunk on the CPU: a large batch is run in parts instead
 _MOST_STEPS_TO_THE_END = 32  # on a GPU, where no step after equilibrium is left out
 
 
@@ -40,8 +43,8 @@ _MOST_STEPS_TO_THE_END = 32  # on a GPU, where no step after equilibrium is left
 def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
     """One batch through a frozen network, driven as `drive` says.
 
-    On the CPU the samples of a batch are shared among as many threads as torch uses, and each has one thread: a second
-    one brings a tenth, and beside other work the two wait for one another for many times as long.
+    On the CPU the samples of a batch are shared among as many threads as torch uses, a few at a time, and each has one
+    thread: a second one brings a tenth, and beside other work the two wait for one another for many times as long.
     """
     program = network.program
     unknown = [name for name in drive.record if name not in program.sites]
@@ -60,10 +63,18 @@ def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
     release_memory()  # of earlier runs
     sizes = sizes_of(program, inputs)
     samples = sizes[program.batch] if program.batch is not None else 0
-    parts = min(torch.get_num_threads(), samples) if can_split(program) else 1
+    parts = 1
+    if can_split(program):
+        parts = min(samples, max(torch.get_num_threads(), -(-samples // _samples_at_once(program, sizes))))
     if parts == 1 and samples != 1 and name != EventEngine.name:  # samples that cannot be told apart
         return run_alone(inputs)
     return join(run_parts(run_alone, parts_of(program, inputs, parts)), program)
+
+
+def _samples_at_once(program: Program, sizes: Bindings) -> int:
+    """How many samples an engine on the CPU takes, so that a chunk still has a few steps and fits into the caches."""
+    values = max(math.prod(bind(size, sizes) for size in site.shape) for site in program.sites.values())
+    return max(1, _cpu_budget() * sizes[program.batch or ""] // (_FEWEST_STEPS * values))
 
 
 def check_tensors(network: Frozen) -> None:
@@ -168,13 +179,16 @@ def _chunk_size(engine: Engine) -> int:
         return 4  # steps between two looks for equilibrium
     largest = max(engine.neurons(site) for site in engine.program.sites.values()) * engine.batch
     if engine.network.device.type == "cpu":
-        budget = _ACTIVATIONS_COMPILED if numba_is_here() else _ACTIVATIONS_ON_CPU
-        return min(max(budget // max(largest, 1), 2), _MOST_STEPS)
+        return min(max(_cpu_budget() // max(largest, 1), 2), _MOST_STEPS)
     stops = engine.drive.stop_early or engine.drive.steps == "equilibrium"
     most = _MOST_STEPS if stops else _MOST_STEPS_TO_THE_END
     size = min(max(_ACTIVATIONS_ON_GPU // max(largest, 1), 2), most)
     limit = step_limit(engine)
     return -(-limit // -(-limit // size))  # chunks of one size, which one graph serves
+
+
+def _cpu_budget() -> int:
+    return _ACTIVATIONS_COMPILED if numba_is_here() else _ACTIVATIONS_ON_CPU
 
 
 def primary(output: Any, engine: Engine) -> Tensor:

@@ -1,4 +1,4 @@
-"""A batch on several threads of the CPU: each takes some of the samples, with an engine of its own.
+"""A batch in parts, on several threads of the CPU: each takes some of the samples, with an engine of its own.
 
 Threads inside the operators bring little here: a step is many short operators, and they wait for one another at each.
 Beside other work on the same cores they would also spin while they wait.
@@ -62,7 +62,7 @@ def can_split(program: Program) -> bool:
 
 
 def run_parts(run: Callable[[dict[str, Any], Event], Run], parts: list[dict[str, Any]]) -> list[Run]:
-    """`run` on every part, each on a thread of its own, without threads inside. An error or Ctrl-C ends them all.
+    """`run` on every part, on as many threads as torch uses, without threads inside. An error or Ctrl-C ends them all.
 
     It gets the inputs and an event: once that is set, it raises `StoppedError`.
     """
@@ -79,7 +79,7 @@ def run_parts(run: Callable[[dict[str, Any], Event], Run], parts: list[dict[str,
             raise
 
     try:
-        with ThreadPoolExecutor(len(parts), thread_name_prefix="spikezip") as pool:
+        with ThreadPoolExecutor(min(threads, len(parts)), thread_name_prefix="spikezip") as pool:
             waiting = [pool.submit(alone, inputs) for inputs in parts]
             try:
                 wait(waiting)
