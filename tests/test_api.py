@@ -49,7 +49,7 @@ def test_forward_is_the_models_own_output_at_equilibrium(vit: tuple) -> None:
     assert torch.equal(found.logits, expected.logits)
     assert torch.equal(found.loss, expected.loss)
     assert torch.equal(snn(batch["pixel_values"]).logits, expected.logits)
-    with pytest.raises(spikezip.InputError, match="output_attentions=True: the network returns what it was captured"):
+    with pytest.raises(spikezip.InputError, match="output_attentions=True: the network was captured without output_attentions"):
         snn(**batch, output_attentions=True)
 
 
