@@ -19,7 +19,7 @@ def quantized_network(
     model: nn.Module, batch: Mapping[str, Tensor], config: QuantConfig | None = None
 ) -> QuantizedNetwork:
     """A calibrated quantized network of a model."""
-    return calibrate(quantize(model, config, example=batch), batch).eval()
+    return calibrate(quantize(model, config, example=batch), batch, "quick").eval()
 
 
 def frozen(model: nn.Module, batch: Mapping[str, Tensor], config: QuantConfig | None = None) -> Frozen:

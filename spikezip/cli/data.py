@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -71,19 +72,26 @@ def read(path: str) -> Samples:
 
 
 def batches(
-    samples: Samples, model: PreTrainedModel, folder: Path, batch_size: int, limit: int | None = None
+    samples: Samples,
+    model: PreTrainedModel,
+    folder: Path,
+    batch_size: int,
+    limit: int | None = None,
+    drawn_by: int | None = None,
 ) -> Iterator[dict[str, Tensor]]:
     """The inputs that `model` takes, with "labels" where they are known.
 
+    With a `limit` these are the first samples, or, with the seed `drawn_by`, some that are drawn from all of them.
     Tokenizer and image-processor files are looked for in `folder`.
     """
     collate = _sentences(model, folder) if samples.texts else _images(model, folder)
     end = min(len(samples), limit or len(samples))
+    order = range(end) if drawn_by is None else Random(drawn_by).sample(range(len(samples)), end)
     for start in range(0, end, batch_size):
-        part = slice(start, min(start + batch_size, end))
-        batch = collate(samples.texts[part] if samples.texts else _part(samples.images, part))
+        part = order[start : start + batch_size]
+        batch = collate([samples.texts[i] for i in part] if samples.texts else _part(samples.images, part))
         if samples.labels is not None:
-            batch["labels"] = label_tensor(samples.labels[part], model.config)
+            batch["labels"] = label_tensor([samples.labels[i] for i in part], model.config)
         yield batch
 
 
@@ -225,10 +233,10 @@ def _images(model: PreTrainedModel, folder: Path) -> Any:
     return collate
 
 
-def _part(images: np.ndarray | Sequence[Path] | Split, part: slice) -> Any:
+def _part(images: np.ndarray | Sequence[Path] | Split, part: Sequence[int]) -> Any:
     if isinstance(images, Split):
-        return images.__getitems__(range(part.start, part.stop))["pixel_values"]
-    return images[part]
+        return images.__getitems__(part)["pixel_values"]
+    return images[list(part)] if isinstance(images, np.ndarray) else [images[i] for i in part]
 
 
 def _both(size: int | Sequence[int]) -> tuple[int, int]:

@@ -117,7 +117,7 @@ def site_settings(levels: Iterable[str], per_channel: Iterable[str] = ()) -> dic
 
     Example:
         >>> site_settings(["*.p=64"])
-        {'*.p': SiteConfig(levels=64, signed=None, lo=None, hi=None, per_channel=False)}
+        {'*.p': SiteConfig(levels=64, signed=None, lo=None, hi=None, per_channel=None)}
         >>> site_settings(["*.LayerNorm=64"], ["*.LayerNorm"])
         {'*.LayerNorm': SiteConfig(levels=64, signed=None, lo=None, hi=None, per_channel=True)}
     """

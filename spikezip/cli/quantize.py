@@ -1,8 +1,9 @@
 """`spikezip quantize`: float model → QANN folder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +15,8 @@ from spikezip.cli.options import BatchSizeOption, DataOption, DeviceOption, bits
 from spikezip.cli.options import device as read_device
 from spikezip.cli.screen import progress, say
 from spikezip.errors import ConfigError
+from spikezip.quant.calibration import EFFORTS
+from spikezip.quant.config import PLACEMENTS
 
 
 def quantize(
@@ -58,7 +61,32 @@ def quantize(
             help="Store weights as integers, a quarter of the space at 8 bits. For a result, not to train on.",
         ),
     ] = False,
-    batches: Annotated[int, typer.Option("--batches", min=1, metavar="N", help="Batches to calibrate on.")] = 8,
+    placement: Annotated[
+        str,
+        typer.Option(
+            "--placement",
+            callback=one_of("placement", PLACEMENTS),
+            metavar="PLACEMENT",
+            help="Where sites stand: as in the paper, or at products only. One of " + ", ".join(PLACEMENTS) + ".",
+        ),
+    ] = "paper",
+    effort: Annotated[
+        str,
+        typer.Option(
+            "--effort",
+            callback=one_of("effort", EFFORTS),
+            metavar="EFFORT",
+            help="'quick' gives each site a scale; 'default' also one per channel where that is free, and more levels "
+            "where they count.",
+        ),
+    ] = "default",
+    equal_levels: Annotated[
+        bool, typer.Option("--equal-levels", help="The same levels at all sites; else --levels is their mean.")
+    ] = False,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, metavar="N", help="Samples to calibrate on, drawn from all of --data.")
+    ] = 128,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the draw.")] = 0,
     batch_size: BatchSizeOption = 8,
     device: DeviceOption = None,
     task: Annotated[
@@ -71,7 +99,7 @@ def quantize(
         ),
     ] = "auto",
 ) -> None:
-    """Quantize a float model and set the scales from data.
+    """Quantize a float model and set codes and scales from data. Labels are not looked at.
 
     Tokenizer and image-processor files go along into OUT, so that the other verbs find them there.
 
@@ -88,30 +116,42 @@ def quantize(
         weight_bits=bits("weight-bits", weights),
         embedding_bits=bits("embedding-bits", embeddings),
         sites=site_settings(site or (), per_channel or ()),
+        placement=placement,
     )
     if compact and config.weight_bits is None and config.embedding_bits is None:
         raise ConfigError(
             "--compact: nothing lies on an integer grid; set --weight-bits or --embedding-bits to 8 or 16"
         )
     where = read_device(device)
-    samples = samples_of.read(data)
+    found = samples_of.read(data)
     check_target(target)
     source = locate(model)
     qann = spikezip.quantize(load_float(model, task), config).to(where)
     check_overlap(dict(config.sites), qann.sites)
 
-    limit = min(batches * batch_size, len(samples))
-    with progress("calibrating", limit) as done:
+    count = min(samples, len(found))
+    batches = samples_of.batches(found, qann, source, batch_size, count, drawn_by=seed)
+    with ExitStack() as stack:
+        bar: list[Callable[[int], None]] = []
 
-        def watched() -> Iterator[dict[str, Any]]:
-            seen = 0
-            for batch in samples_of.batches(samples, qann, source, batch_size, limit):
-                yield batch
-                done(seen := min(seen + batch_size, limit))
+        def tell(done: int, total: int) -> None:
+            if not bar:
+                bar.append(stack.enter_context(progress("calibrating", total)))
+            bar[0](done)
 
-        spikezip.calibrate(qann, watched())
+        spikezip.calibrate(qann, batches, effort, equal_levels=equal_levels, seed=seed, progress=tell)
     moved = spikezip.snap(qann) if compact else 0.0
     save(qann, target, source, compact)
     if moved:
         say(f"compact weights: scales moved by up to {moved:.1e} of their value")
-    say(f"{type(qann).__name__}: {len(qann.sites)} sites, {levels} levels, calibrated on {limit} samples → {target}")
+    if qann.calibration is not None:
+        say(str(qann.calibration))
+    say(f"{type(qann).__name__}: {_sites(qann)}, calibrated on {count} samples → {target}")
+
+
+def _sites(qann: spikezip.QuantizedNetwork) -> str:
+    """How many sites there are, and their levels."""
+    levels = [site.levels for site in qann.sites.values()]
+    low, high = min(levels), max(levels)
+    shown = f"{low} levels" if low == high else f"{low} to {high} levels, {sum(levels) / len(levels):.1f} on average"
+    return f"{len(levels)} sites, {shown}"

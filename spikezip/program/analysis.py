@@ -158,3 +158,18 @@ def chain(program: Program, name: str, stop: str) -> Iterator[Function]:
         assert isinstance(node, Function)  # only movement lies in between
         yield node
         node = program[node.reads[0]]
+
+
+def moves_channels(step: Function, program: Program) -> bool:
+    """Whether a movement changes what the last dimension is."""
+    before, after = program[step.reads[0]].shape, step.shape
+    if not before or not after or before[-1] != after[-1]:
+        return True
+    name = step.op.split(".")[1]
+    if name in ("transpose", "select", "slice", "roll", "flip", "swapaxes", "narrow", "index_select"):
+        dims = [d for arg in step.args[1:3] for d in (arg if isinstance(arg, tuple) else (arg,)) if isinstance(d, int)]
+        dims = dims[:1] if name in ("select", "slice", "narrow", "index_select") else dims
+        return any(d % len(before) == len(before) - 1 for d in dims)
+    if name == "permute":
+        return bool(step.args[1][-1] % len(before) != len(before) - 1)
+    return name not in ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "dropout", "index")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from spikezip.errors import ConfigError
 from spikezip.program.analysis import Depends, ancestors, dependence
+from spikezip.program.attention import weighs_places
 from spikezip.program.functions import KINDS, Kind, operators
 from spikezip.program.nodes import Function, Node, Program, Ref, Site, Values
 from spikezip.program.sizes import Size
@@ -20,7 +21,7 @@ def with_dropout(program: Program, probability: float, attention: bool = False) 
     def changed(node: Node) -> Node:
         if not isinstance(node, Function) or node.op not in _DROPOUT:
             return node
-        if attention and not _is_softmax(program, _root(program, node.name)):
+        if attention and not _is_attention(program, _root(program, node.name)):
             return node
         return replace(node, args=(node.args[0], probability, *node.args[2:]))
 
@@ -81,10 +82,9 @@ def _root(program: Program, name: str) -> str:
     return node.name
 
 
-def _is_softmax(program: Program, name: str) -> bool:
+def _is_attention(program: Program, name: str) -> bool:
     node = program[name]
-    node = program[node.u] if isinstance(node, Site) else node
-    return isinstance(node, Function) and node.op == "aten.softmax.int"
+    return weighs_places(program, node.u if isinstance(node, Site) else name)
 
 
 def _has_samples(program: Program, node: Node) -> bool:

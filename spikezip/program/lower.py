@@ -776,4 +776,8 @@ _LOWERINGS: dict[str, Callable[..., Any]] = {
         "aten.leaky_relu.default", value, x, (least + most) / 2
     ),
     "ger": lambda reader, value, a, b: _einsum(reader, value, "i,j->ij", (a, b)),
+    **dict.fromkeys(  # of real numbers, an adjoint is a transpose
+        ("mT", "mH", "adjoint"),
+        lambda reader, value, x: reader.function("aten.transpose.int", value, x, -2, -1),
+    ),
 }

@@ -18,9 +18,11 @@ from spikezip.program.analysis import (
     constant_source,
     dependence,
     is_move,
+    moves_channels,
     not_negative,
     origin,
 )
+from spikezip.program.attention import with_exponentials
 from spikezip.program.nodes import (
     Convolution,
     Function,
@@ -63,7 +65,8 @@ def place(program: Program, config: QuantConfig, modules: Mapping[str, Any] | No
     if placer.paper:
         placer.want_residuals()
         placer.want_norms()
-    return placer.rewrite()
+    placed = placer.rewrite()
+    return with_exponentials(placed) if config.exponentials else placed
 
 
 class _Placer:
@@ -233,7 +236,7 @@ class _Placer:
         u = self._value_of(node.reads[0]) if relu else node.name
         site = Site(
             name, node.shape, node.dtype, node.module, u=u, signed=signed, relu=relu, lo=lo, hi=hi,
-            by_channel=settings.per_channel,
+            by_channel=bool(settings.per_channel),
         )  # fmt: skip
         self._add(site)
         if self.paper and self.depends[node.name] is Depends.NETWORK:  # layers go on reading an input as it is
@@ -247,7 +250,7 @@ class _Placer:
                 continue
             reader = self.program[product]
             steps = chain(self.program, getattr(reader, slot), value)
-            if not isinstance(reader, Linear) or any(_moves_channels(step, self.program) for step in steps):
+            if not isinstance(reader, Linear) or any(moves_channels(step, self.program) for step in steps):
                 raise ConfigError("per_channel=True: products inside attention take one scale for all channels")
 
     def _with_codes(self, node: Product) -> Node:
@@ -294,21 +297,6 @@ class _Placer:
                 self.moved[key] = self._add(copy)
             codes = self.moved[key]
         return codes
-
-
-def _moves_channels(step: Function, program: Program) -> bool:
-    """Whether a movement changes what the last dimension is."""
-    before, after = program[step.reads[0]].shape, step.shape
-    if not before or not after or before[-1] != after[-1]:
-        return True
-    name = step.op.split(".")[1]
-    if name in ("transpose", "select", "slice", "roll", "flip", "swapaxes", "narrow", "index_select"):
-        dims = [d for arg in step.args[1:3] for d in (arg if isinstance(arg, tuple) else (arg,)) if isinstance(d, int)]
-        dims = dims[:1] if name in ("select", "slice", "narrow", "index_select") else dims
-        return any(d % len(before) == len(before) - 1 for d in dims)
-    if name == "permute":
-        return bool(step.args[1][-1] % len(before) != len(before) - 1)
-    return name not in ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "dropout", "index")
 
 
 def _varying_slots(program: Program, node: Product, depends: dict[str, Depends]) -> tuple[str, ...]:

@@ -1,70 +1,146 @@
-"""Scales from data, without training, for a network that is a program."""
+"""Codes and scales from data, without training and without labels, for a network that is a program."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spikezip.engines.walk import sizes_of
-from spikezip.errors import InputError
+from spikezip.engines.quantized import quantized
+from spikezip.errors import ConfigError, InputError
 from spikezip.program.batch import Batch, as_batches
-from spikezip.program.floats import float_value, function_value, plain_product
-from spikezip.program.freeze import on_grid
-from spikezip.program.nodes import Function, Grid, Input, Node, Rows, Site, Values, Weight
+from spikezip.program.nodes import Site
+from spikezip.program.ranges import Codes, can_fold
+from spikezip.quant.levels import share_levels
 from spikezip.quant.network import QuantizedNetwork
-from spikezip.quant.observer import RangeObserver
+from spikezip.quant.plain import evaluate_plain
+from spikezip.quant.ranges import Range, best_range, splits
+from spikezip.quant.report import report_on
+from spikezip.quant.samples import Sample, see
+
+EFFORTS = ("quick", "default")
+Progress = Callable[[int, int], None]
+
+_COMPARED = 64  # samples on which outputs are compared with the float network's
+_FACTORS = (0.25, 0.5, 1, 2, 4)  # levels at which the error of a site is measured, as parts of the mean
 
 
-@torch.no_grad()
-def calibrate(qann: QuantizedNetwork, batches: Iterable[Batch] | Batch) -> QuantizedNetwork:
-    """Set the scale of every site from what float activations look like on `batches`; returns the same network.
+def calibrate(
+    qann: QuantizedNetwork,
+    batches: Iterable[Batch] | Batch,
+    effort: str = "default",
+    *,
+    equal_levels: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> QuantizedNetwork:
+    """Set codes and scales of every site from what float activations look like on `batches`; returns the same network.
 
-    A few batches are enough. Each scale minimises the squared quantization error on a sample of what its site saw.
+    Some hundred samples are enough; they need no labels. Codes are chosen so that the network's output changes least:
+    how many of them are negative, and their scale. What a `SiteConfig` sets stays as it is set. `qann.calibration` says
+    where the error lies, and a warning if outputs are far from the float network's.
+
+    Args:
+        effort: `"quick"` gives every site one scale and the levels that it has. `"default"` also gives a scale to each
+            channel where that costs nothing, and more levels to sites where an error costs more: the levels of the
+            config are then the mean of all sites for which it sets none.
+        equal_levels: leave every site the levels that it has; with `"default"`.
+        seed: of the sample.
+        progress: called with how many steps are done, and how many there are: batches, and what is decided of sites.
+
+    Example:
+        >>> from spikezip.quant.network import quantize
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+        >>> x = torch.randn(64, 4)
+        >>> qann = calibrate(quantize(model, example=x), x)
+        >>> qann.sites["2.in"].lo > -16, qann.scale("2.in").shape
+        (True, torch.Size([8]))
     """
-    observers = {name: RangeObserver(name, site.lo, site.hi, site.by_channel) for name, site in qann.sites.items()}
-    seen = False
-    for batch in as_batches(batches):
-        with torch.autocast(qann.device.type, enabled=False):
-            observe(qann, qann.prepare(batch), observers)
-        seen = True
-    if not seen:
+    if effort not in EFFORTS:
+        raise ConfigError(f"effort={effort!r}: choose one of {', '.join(map(repr, EFFORTS))}")
+    given = [qann.prepare(batch) for batch in as_batches(batches)]
+    if not given:
         raise InputError("calibrate needs at least one batch")
-    for name, observer in observers.items():
-        qann.set_scale(name, observer.best_scale())
+    sharing = effort != "quick" and not equal_levels
+    done, total = 0, len(given) + len(qann.sites) * (2 if sharing else 1)
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    with torch.autocast(qann.device.type, enabled=False), torch.no_grad():
+        samples = see(qann.program, qann.tensors(), given, seed, step)
+        calibration = _Calibration(qann, samples, can_fold(qann.program) if effort != "quick" else frozenset(), step)
+        levels = calibration.shared_levels() if sharing else calibration.own_levels()
+        ranges = calibration.set_ranges(levels)
+        qann.calibration = report_on(qann.program, _compared(qann, given), ranges)
+    qann.calibration.warn()
     return qann
 
 
-def observe(qann: QuantizedNetwork, batch: Mapping[str, Any], observers: Mapping[str, RangeObserver]) -> None:
-    """One pass with weights on their grid and activations in floats; sites look on."""
-    program, tensors = qann.program, qann.tensors()
-    sizes = sizes_of(program, batch)
-    device = next(iter(tensors.values())).device
-    values: dict[str, Any] = {}
+def _compared(qann: QuantizedNetwork, batches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """The float network's values and the quantized one's output, for the first samples."""
+    frozen, tensors, seen = qann.frozen(), qann.tensors(), 0
+    for batch in batches:
+        if seen >= _COMPARED:
+            return
+        yield evaluate_plain(qann.program, tensors, batch), quantized(frozen, batch)[0]
+        seen += max((x.shape[0] for x in batch.values() if isinstance(x, Tensor) and x.ndim), default=1)
 
-    def value(node: Node) -> Any:
-        if isinstance(node, Input):
-            return batch[node.name]
-        if isinstance(node, Weight):
-            return tensors[node.key]
-        if isinstance(node, Site):
-            u: Tensor = values[node.u]
-            u = u.clamp(min=0) if node.lo == 0 else u
-            observers[node.name].see(u)
-            return u
-        if isinstance(node, Values):
-            return values[node.codes]
-        if isinstance(node, Grid):  # a scale per channel that is multiplied in is not known yet
-            weight = values[node.weight]
-            if node.site is not None:
-                return weight
-            codes, scale = on_grid(weight, node, None)
-            return codes * (scale.view(-1, *[1] * (weight.ndim - 1)) if node.rows else scale)
-        if isinstance(node, Function):
-            return function_value(node, values, sizes, device)
-        if isinstance(node, Rows):
-            return float_value(node, values, sizes, device)
-        return plain_product(node, values.__getitem__)
 
-    for node in program.nodes:
-        values[node.name] = value(node)
+class _Calibration:
+    def __init__(
+        self,
+        qann: QuantizedNetwork,
+        samples: Mapping[str, Sample],
+        folding: Collection[str],
+        step: Callable[[], None],
+    ) -> None:
+        self.qann, self.samples, self.step = qann, samples, step
+        self.by_channel = {name: self._has_channels(site, name in folding) for name, site in qann.sites.items()}
+
+    def own_levels(self) -> dict[str, int]:
+        return {name: site.levels for name, site in self.qann.sites.items()}
+
+    def shared_levels(self) -> dict[str, int]:
+        """Levels by what an error at a site costs. Where the config sets none, its levels are their mean."""
+        config = self.qann.quant_config
+        at = sorted({min(256, max(4, round(config.levels * f / 2) * 2)) for f in _FACTORS})
+        curves = {}
+        for name, site in self.qann.sites.items():
+            settings = config.site(name)
+            if settings.levels is None and settings.lo is None:
+                curves[name] = [(n, self._error(site, n)) for n in at]
+            self.step()
+        return self.own_levels() | share_levels(curves, config.levels)
+
+    def set_ranges(self, levels: Mapping[str, int]) -> dict[str, Range]:
+        found: dict[str, Range] = {}
+        for name, site in self.qann.sites.items():
+            found[name] = best_range(self.samples[name], self._splits(site, levels[name]), self.by_channel[name])
+            self.step()
+        self.qann.set_ranges(
+            {name: Codes(each.lo, each.hi, self.by_channel[name]) for name, each in found.items()},
+            {name: each.scale for name, each in found.items()},
+        )
+        return found
+
+    def _has_channels(self, site: Site, folds: bool) -> bool:
+        wanted = self.qann.quant_config.site(site.name).per_channel
+        return site.by_channel if wanted is not None else folds
+
+    def _splits(self, site: Site, levels: int) -> list[tuple[int, int]]:
+        """The ranges that a site may have."""
+        config = self.qann.quant_config.site(site.name)
+        if config.lo is not None:
+            return [(site.lo, site.hi)]
+        if config.signed is not None:
+            return [(-levels // 2, levels // 2 - 1) if config.signed else (0, levels - 1)]
+        return splits(levels, site.signed and bool((self.samples[site.name].u < 0).any()))
+
+    def _error(self, site: Site, levels: int) -> float:
+        sample = self.samples[site.name]
+        choices = self._splits(site, levels)
+        return best_range(sample, choices[:: 2 if len(choices) > 2 else 1], self.by_channel[site.name], True).error

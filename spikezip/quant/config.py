@@ -9,13 +9,15 @@ from spikezip.errors import ConfigError
 from spikezip.ops.grid import WEIGHT_BITS
 
 PLACEMENTS = ("paper", "products")
+ATTENTIONS = ("probabilities", "exponentials")
 
 
 @dataclass(frozen=True)
 class SiteConfig:
     """Settings for the sites that a name pattern matches. `lo` and `hi` come together and override `levels`.
 
-    `per_channel=True` gives the site a scale for every channel (last dimension) instead of one for all.
+    `per_channel=True` gives the site a scale for every channel (last dimension) instead of one for all; without, that
+    is left to calibration.
 
     Example:
         >>> SiteConfig(levels=8).range(signed=True, default_levels=32)
@@ -26,7 +28,7 @@ class SiteConfig:
     signed: bool | None = None
     lo: int | None = None
     hi: int | None = None
-    per_channel: bool = False
+    per_channel: bool | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "SiteConfig":
@@ -37,7 +39,7 @@ class SiteConfig:
 
     def range(self, signed: bool, default_levels: int) -> tuple[int, int]:
         """The codes `lo, hi` of a site that is signed or not unless said otherwise here."""
-        if not isinstance(self.per_channel, bool):
+        if not isinstance(self.per_channel, bool | None):
             raise ConfigError(f"per_channel={self.per_channel!r}: choose True or False")
         if (self.lo is None) != (self.hi is None):
             raise ConfigError("lo and hi are set together: give both or neither")
@@ -68,6 +70,9 @@ class QuantConfig:
             None keeps them in floats. A table that is also an output layer takes the `weight_bits` or None.
         placement: where sites stand. `"paper"`: at every product, on what enters a residual sum, and behind the last
             norm; `"products"`: at products only, the least that is exact.
+        attention: what is quantized in attention. `"probabilities"`: the softmax, as in the paper; `"exponentials"`:
+            the exponentials, which are divided by their sum after the product with v. They need fewer levels and fire
+            more spikes. None: probabilities with the placement `"paper"`, else exponentials.
 
     Example:
         >>> config = QuantConfig(levels=16, sites={"*.p": SiteConfig(levels=64)})
@@ -82,6 +87,7 @@ class QuantConfig:
     sites: Mapping[str, SiteConfig] = field(default_factory=dict)
     embedding_bits: int | None = None
     placement: str = "paper"
+    attention: str | None = None
 
     def __post_init__(self) -> None:
         check_levels(self.levels, signed=True)  # every network has signed sites; unsigned ones are set by pattern
@@ -91,6 +97,8 @@ class QuantConfig:
             raise ConfigError(f"embedding_bits={self.embedding_bits!r}: choose 8, 16, or None for float tables")
         if self.placement not in PLACEMENTS:
             raise ConfigError(f"placement={self.placement!r}: choose one of {', '.join(PLACEMENTS)}")
+        if self.attention is not None and self.attention not in ATTENTIONS:
+            raise ConfigError(f"attention={self.attention!r}: choose one of {', '.join(ATTENTIONS)}, or None")
         sites = {}
         for pattern, site in self.sites.items():
             try:
@@ -100,6 +108,11 @@ class QuantConfig:
             except ConfigError as error:
                 raise ConfigError(f"sites[{pattern!r}]: {error}") from None
         object.__setattr__(self, "sites", sites)
+
+    @property
+    def exponentials(self) -> bool:
+        """Whether attention is quantized before the division of its softmax."""
+        return self.attention == "exponentials" or (self.attention is None and self.placement == "products")
 
     def site(self, name: str) -> SiteConfig:
         """The settings for the site of this name."""
@@ -116,8 +129,10 @@ class QuantConfig:
             del data["embedding_bits"]
         if data["placement"] == "paper":
             del data["placement"]
+        if data["attention"] is None:
+            del data["attention"]
         for site in data["sites"].values():
-            if not site["per_channel"]:
+            if site["per_channel"] is None:
                 del site["per_channel"]
         return data
 

@@ -224,7 +224,9 @@ class _Pass:
         """An operand in floats: a site's values, or a weight on its grid, without the scales of channels before it."""
         if not isinstance(x, Learned) or x.codes is None:
             return x.values if isinstance(x, Learned) else x
-        return x.on_grid / first.step if isinstance(first, Learned) and first.step.ndim else x.on_grid
+        if not isinstance(first, Learned) or not first.step.ndim:
+            return x.on_grid
+        return as_frozen(x.values, x.on_grid.detach() / first.step)  # the gradient is the weight's: straight through
 
     # --- attention as one kernel
 

@@ -16,11 +16,13 @@ from spikezip.program.freeze import Frozen, check_dtype, check_finite, freeze
 from spikezip.program.functions import ACTIVATIONS
 from spikezip.program.nodes import Function, Node, Program, Site, Weight
 from spikezip.program.place import place
+from spikezip.program.ranges import Codes, with_codes
 from spikezip.program.tables import tables_on_grid
 from spikezip.program.tidy import tidy
 from spikezip.program.tree import attach, locate, tensor_at, tensors_in
 from spikezip.quant.config import QuantConfig
 from spikezip.quant.learn import Plan, learn
+from spikezip.quant.report import CalibrationReport
 
 
 class QuantizedNetwork(nn.Module):
@@ -33,6 +35,7 @@ class QuantizedNetwork(nn.Module):
     kind = "qann"
     # Told every node of a training pass, and the values that are at hand; for who looks for the cause of something.
     watch: Callable[[Node, Mapping[str, Any]], None] | None = None
+    calibration: CalibrationReport | None = None  # of the last calibration; it is not saved
 
     def __init__(self, program: Program, tensors: Mapping[str, Tensor], config: QuantConfig) -> None:
         super().__init__()
@@ -71,6 +74,20 @@ class QuantizedNetwork(nn.Module):
         own.copy_(scale.expand_as(own))
         self._ready_flag(site).fill_(True)
         self._ready.add(site)
+
+    @torch.no_grad()
+    def set_ranges(self, codes: Mapping[str, Codes], scales: Mapping[str, Tensor]) -> None:
+        """Give sites other codes, and scales for these: one number, or one per channel."""
+        like = next(iter(self.parameters()))
+        self.__dict__["program"] = with_codes(self.program, codes)  # a part of the model may have this name, too
+        for name, scale in scales.items():
+            own = self.scale(name)
+            shape = (_channels(self.sites[name]),)
+            if own.shape != shape:  # another parameter, for an optimizer that is made later
+                with torch.inference_mode(False):  # whose tensors could not be trained
+                    new = nn.Parameter(own.new_ones(shape), own.requires_grad)
+                attach(self, self.scale_key(name), new, parameter=True)
+            self.set_scale(name, scale.to(like))
 
     def is_ready(self, site: str) -> bool:
         """Whether the scale of a site was set by calibration, by training or from a checkpoint."""

@@ -16,9 +16,9 @@ from spikezip.engines.loop import find_primary
 from spikezip.engines.walk import sizes_of
 from spikezip.errors import InputError
 from spikezip.program.analysis import source
+from spikezip.program.attention import is_exponential, weighs_places
 from spikezip.program.batch import Batch
-from spikezip.program.functions import KINDS, Kind
-from spikezip.program.nodes import Convolution, Function, Matmul, Program, Site
+from spikezip.program.nodes import Convolution, Matmul, Program, Site
 from spikezip.program.sizes import bind
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.show.sample import one_sample, pixels_of, real_tokens
@@ -119,17 +119,10 @@ def qann_answer(
 
 
 def attention_sites(program: Program) -> list[str]:
-    """The sites of attention probabilities, in order: a softmax over the last dimension, times another value."""
+    """The sites of attention, in order: a softmax over the last dimension, or its exponentials, times another value."""
     lefts = (source(program, node.a) for node in program.products if isinstance(node, Matmul))
-    found = {site.name for site in lefts if isinstance(site, Site) and _is_softmax(program, site.u)}
+    found = {site.name for site in lefts if isinstance(site, Site) and weighs_places(program, site.u)}
     return [name for name in program.sites if name in found]
-
-
-def _is_softmax(program: Program, name: str) -> bool:
-    node = program[name]
-    while isinstance(node, Function) and node.reads and (KINDS[node.op] is Kind.MOVE or node.op == "aten.to.dtype"):
-        node = program[node.reads[0]]
-    return isinstance(node, Function) and node.op == "aten.softmax.int" and node.args[1] in (-1, len(node.shape) - 1)
 
 
 def maps_of(
@@ -148,8 +141,12 @@ def maps_of(
     for name, over_time in _recorded(snn, inputs, names, run, steps, settings):
         # The quantized network goes along as one more step: equal codes then give equal maps, to the last bit.
         still = codes[name].to(over_time)[None]
-        attention = torch.cat([over_time, still]).flatten(1, -3).double().mean(dim=1)  # over heads: [T + 1, n, n]
-        attention *= network.step_size(name).cpu().double()
+        weights = torch.cat([over_time, still]).flatten(1, -3).double()  # [T + 1, heads, n, n]
+        if is_exponential(snn.program, snn.program.sites[name].u):
+            weights /= weights.sum(dim=-1, keepdim=True).clamp(min=1)
+        else:
+            weights *= network.step_size(name).cpu().double()
+        attention = weights.mean(dim=1)
         maps.append(view.map(name, _from(start, attention)))
         mixed = attention + identity
         rolled = _from(rolled, mixed / mixed.sum(dim=-1, keepdim=True))

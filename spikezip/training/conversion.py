@@ -35,15 +35,15 @@ def quantize_stage(work: Work, model: PreTrainedModel) -> QuantizedNetwork:
         return loaded
     qann = quantize(model.eval(), settings.quant_config(), work.inputs.example(model.device))
     restore_attention_dropout(qann)
-    total = min(settings.batches, -(-len(data.train) // settings.batch_size))
-    stream = work.inputs.batches(data.train, settings.batch_size, settings.batch_size * total, work.state.device)
-
-    def watched() -> Iterator[dict[str, Tensor]]:
-        for number, batch in enumerate(stream, start=1):
-            yield {k: v for k, v in batch.items() if k != "labels"}
-            work.tell("quantize", number, total)
-
-    calibrate(qann, watched())
+    count, seed = settings.batch_size * settings.batches, work.recipe.seed
+    batches = work.inputs.batches(data.train, settings.batch_size, count, work.state.device, drawn_by=seed)
+    calibrate(
+        qann,
+        ({k: v for k, v in batch.items() if k != "labels"} for batch in batches),
+        settings.effort,
+        seed=seed,
+        progress=lambda done, total: work.tell("quantize", done, total),
+    )
     metrics = {"accuracy": work.inputs.accuracy(qann, data.test), "sites": len(qann.sites)}
     work.save(qann, work.folder.stage("quantize") / MODEL)
     work.finish("quantize", metrics)

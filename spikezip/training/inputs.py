@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import signature
+from random import Random
 from typing import Any
 
 import torch
@@ -66,11 +67,14 @@ class Inputs:
         channels = int(self.data.train[0]["pixel_values"].shape[0])
         return None if channels == getattr(model.config, "num_channels", channels) else channels
 
-    def batches(self, split: Split, size: int, limit: int | None, device: Any) -> Iterator[dict[str, Tensor]]:
-        """A split as the model takes it, with labels."""
+    def batches(
+        self, split: Split, size: int, limit: int | None, device: Any, drawn_by: int | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """A split as the model takes it, with labels; with a seed `drawn_by`, samples drawn from all of it."""
         end = min(len(split), limit or len(split))
+        order = range(end) if drawn_by is None else Random(drawn_by).sample(range(len(split)), end)
         for start in range(0, end, size):
-            batch = split.__getitems__(range(start, min(start + size, end)))
+            batch = split.__getitems__(order[start : start + size])
             moved = {k: v.to(device) for k, v in batch.items()}
             if self.pixels is not None:
                 moved["pixel_values"] = self.pixels(moved["pixel_values"])

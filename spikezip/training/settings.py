@@ -147,8 +147,9 @@ class QuantizeStage(Settings):
         weight_bits: 8 or 16 put weights on an integer grid, where conversion is exact; null keeps float weights.
         embedding_bits: 8 or 16 put the embedding tables of a text model on a grid as well; null keeps them float.
         sites: settings by site-name pattern; the last pattern that matches wins.
-        batches: batches that the scales are calibrated on.
+        batches: batches that codes and scales are calibrated on, of samples drawn from all of the training data.
         batch_size: samples per batch of calibration.
+        effort: "quick" leaves every site its levels and one scale; "default" finds what is best without training.
 
     Example:
         >>> QuantizeStage(levels=16, sites={"*.p": SiteConfig(levels=64)}).quant_config().site("0.attention.p").levels
@@ -165,6 +166,7 @@ class QuantizeStage(Settings):
     sites: Mapping[str, SiteConfig] = field(default_factory=dict)
     batches: int = 8
     batch_size: int = 32
+    effort: Literal["quick", "default"] = "quick"
 
     def check(self) -> None:
         self.within("batches", "batch_size", least=1)

@@ -8,6 +8,7 @@ import torch
 from shell import fails, ok, run
 
 import spikezip
+from spikezip.cli.data import Samples, batches
 from spikezip.quant.snap import snap
 
 
@@ -27,7 +28,7 @@ def test_embedding_bits(home: Path, tmp_path: Path) -> None:
 
 def test_a_scale_per_channel(home: Path, tmp_path: Path) -> None:
     args = ("quantize", home / "bert", tmp_path / "qann", "--data", home / "dev.tsv", "--per-channel", "*.LayerNorm")
-    ok(*args, "--site", "*.LayerNorm=64", "--site", "*.p=16")
+    ok(*args, "--site", "*.LayerNorm=64", "--site", "*.p=16", "--effort", "quick")
     qann = spikezip.load(tmp_path / "qann")
     for name, site in qann.sites.items():
         assert site.by_channel == name.endswith(".LayerNorm")
@@ -104,7 +105,42 @@ def test_a_pattern_that_matches_no_site(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("default:a differential operator:UserWarning")
 def test_warnings_are_one_line(home: Path, tmp_path: Path) -> None:
-    result = run("quantize", home / "bert", tmp_path / "qann", "--data", home / "dev.tsv", "--batches", 1)
+    result = run("quantize", home / "bert", tmp_path / "qann", "--data", home / "dev.tsv", "--samples", 8)
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: a differential operator in the spiking network: gelu, tanh")
     assert result.stderr.count("\n") == 1
+
+
+def test_effort_placement_and_equal_levels(home: Path, tmp_path: Path) -> None:
+    args = ("quantize", home / "vit", "--data", home / "images.npz", "--levels", 16, "--placement", "products")
+    text = ok(args[0], args[1], tmp_path / "shared", *args[2:])
+    assert " levels, 1" in text
+    assert " on average, calibrated on " in text
+    text = ok(args[0], args[1], tmp_path / "equal", *args[2:], "--equal-levels", "--samples", 4, "--seed", 1)
+    assert "16 levels, calibrated on 4 samples" in text
+    ok(args[0], args[1], tmp_path / "quick", *args[2:], "--effort", "quick")
+    shared, equal, quick = (spikezip.load(tmp_path / name) for name in ("shared", "equal", "quick"))
+    levels = [site.levels for site in shared.sites.values()]
+    assert len(set(levels)) > 1
+    assert 15 < sum(levels) / len(levels) <= 16
+    for network, by_channel in ((equal, True), (quick, False)):
+        assert {site.levels for site in network.sites.values()} == {16}
+        assert any(site.by_channel for site in network.sites.values()) == by_channel
+        assert not any(name.endswith("fc2") for name in network.sites)
+    ok("convert", tmp_path / "shared", tmp_path / "snn")
+    ok("verify", tmp_path / "shared", tmp_path / "snn", "--data", home / "images.npz", "--samples", 4)
+    assert "choose one of quick, default" in fails(args[0], args[1], tmp_path / "x", *args[2:], "--effort", "fast")
+
+
+def test_samples_are_drawn_from_all_of_the_data(home: Path) -> None:
+    """Files are often sorted by label: the first samples would be of one class."""
+    model = spikezip.load(home / "bert-qann")
+    samples = Samples(texts=["so good"] * 500 + ["so bad"] * 500, labels=[1] * 500 + [0] * 500)
+
+    def labels(drawn_by: int | None) -> list[int]:
+        found = batches(samples, model, home / "bert", 16, 64, drawn_by)
+        return [int(label) for batch in found for label in batch["labels"]]
+
+    assert labels(None) == [1] * 64
+    assert 20 < sum(labels(0)) < 44
+    assert labels(0) == labels(0) != labels(1)

@@ -90,10 +90,12 @@ def gelu_vit() -> nn.Module:
     return transformers.ViTForImageClassification(transformers.ViTConfig(**tiny_models.VISION)).eval()
 
 
-def make(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> tuple[QuantizedNetwork, dict[str, Tensor]]:
+def make(
+    name: str, dtype: torch.dtype = torch.float32, effort: str = "default", **settings: Any
+) -> tuple[QuantizedNetwork, dict[str, Tensor]]:
     """A calibrated network without dropout, in training, and a batch for it."""
     model, batch = model_and_batch(name, dtype)
-    qann = calibrate(quantize(model, spikezip.QuantConfig(**{"levels": 16, **settings}), example=batch), batch)
+    qann = calibrate(quantize(model, spikezip.QuantConfig(**{"levels": 16, **settings}), example=batch), batch, effort)
     qann.program = with_dropout(qann.program, 0.0)
     return qann.train(), batch
 
@@ -333,7 +335,7 @@ def test_gradients_behind_dropout_are_those_of_fake_quantization(hidden: float, 
 
 
 def test_what_dropout_left_is_not_taken_for_codes() -> None:
-    qann, batch = make(BERT)
+    qann, batch = make(BERT, effort="quick")  # one scale for all channels: a weight's grid is its own
     qann.program = with_dropout(qann.program, 0.1)
     seen = seen_in_training(qann, batch)
     values, codes = seen["embeddings.dropout.dropout"], seen["embeddings.dropout.dropout.codes"]
@@ -423,7 +425,8 @@ def test_a_network_learns() -> None:
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
     x = torch.randn(64, 6)
     labels = (x @ torch.randn(6, 3)).argmax(1)
-    qann = calibrate(quantize(model, spikezip.QuantConfig(levels=16), example={"input": x}), {"input": x}).train()
+    qann = quantize(model, spikezip.QuantConfig(levels=16), example={"input": x})
+    calibrate(qann, {"input": x}, "quick").train()  # one scale; steps of 0.01 are too long for those of channels
     optimizer = torch.optim.Adam(qann.parameters(), lr=0.01)
     losses = []
     for _ in range(60):
