@@ -47,7 +47,7 @@ def build(args: argparse.Namespace) -> tuple[Any, dict[str, Tensor], Tensor | No
     batch = {name: values.to(args.device) for name, values in batch.items()}
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=args.levels)).to(args.device)
     few = {name: values[:2] for name, values in batch.items()}
-    return spikezip.convert(spikezip.calibrate(qann, few)), batch, None
+    return spikezip.convert(spikezip.calibrate(qann, few, "quick")), batch, None
 
 
 def trained(args: argparse.Namespace) -> tuple[Any, dict[str, Tensor], Tensor | None]:

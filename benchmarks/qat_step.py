@@ -131,7 +131,7 @@ def make_steps(args: argparse.Namespace, name: str, precision: str) -> dict[str,
     def quantized() -> nn.Module:
         qann = spikezip.quantize(base, spikezip.QuantConfig(levels=args.levels, weight_bits=args.weight_bits))
         few = {key: value[:2] for key, value in batch.items()}
-        return spikezip.calibrate(qann, [few]).train()
+        return spikezip.calibrate(qann, [few], "quick").train()
 
     teacher = floats("sdpa").eval().requires_grad_(False)
     rows = {

@@ -238,3 +238,34 @@ def test_calibration_goes_on_in_inference_mode_and_without_gradients() -> None:
         assert not qann.waiting()
         qann.train()(**batch).logits.sum().backward()  # and can be trained afterwards
         assert all(qann.scale(name).grad is not None for name in qann.sites)
+
+
+def test_codes_wider_than_a_byte_stay_what_they_are() -> None:
+    """Codes up to 159 are floats on the way; their values are made from them, and must not take their place."""
+    model, batch = bert("gelu")
+    sites = {"embeddings.LayerNorm": SiteConfig(lo=-96, hi=159), "*.output.LayerNorm": SiteConfig(lo=-96, hi=159)}
+    qann = spikezip.calibrate(spikezip.quantize(model, QuantConfig(levels=256, sites=sites)), batch, "quick").eval()
+    snn = spikezip.convert(qann)
+    for engine in ("spike", "folded", "event"):
+        for chunk in (1, 7):  # what fires in one chunk alone is read again in the next
+            certificate = spikezip.verify(qann, snn, batch, engine=engine, max_spike=40, chunk=chunk)
+            assert certificate.exact, f"{engine}: {certificate}"
+
+
+def test_the_report_says_where_the_error_is() -> None:
+    model, batch = vit("gelu")
+    qann = spikezip.calibrate(spikezip.quantize(model, QuantConfig(levels=256)), batch)
+    report = qann.calibration
+    assert report is not None
+    assert report.errors.keys() == qann.sites.keys()
+    assert sum(report.blocks.values()) == pytest.approx(1)
+    assert {"layers.0", "layers.1"} <= report.blocks.keys()
+    assert report.errors[report.worst(1)[0]] == max(report.errors.values())
+    assert report.levels == {name: site.levels for name, site in qann.sites.items()}
+    assert not report.has_drifted
+    assert "layers.1" in str(report)
+    assert report.drift < 0.01
+    with pytest.warns(UserWarning, match=r"far from the float one: .* Most is lost at .*Give more levels"):
+        coarse = spikezip.calibrate(spikezip.quantize(model, QuantConfig(levels=4)), batch)
+    assert coarse.calibration is not None
+    assert coarse.calibration.drift > 10 * report.drift

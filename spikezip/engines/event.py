@@ -123,7 +123,7 @@ class EventEngine(SpikeEngine):
             return Call(node, self.folding)
         if isinstance(node, Values):
             scale, name = self.network.step_size(node.codes), node.codes
-            return lambda values, _: values[name].to(scale.dtype).mul_(scale)
+            return lambda values, _: values[name].to(scale.dtype) * scale  # not in place: wide codes are floats
         if node.name in self.inexact:
             dtype = self.network.dtype
             return lambda values, _: self._product(node, {name: values[name].to(dtype) for name in reads})

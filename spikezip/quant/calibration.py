@@ -9,7 +9,7 @@ from torch import Tensor
 from spikezip.engines.quantized import quantized
 from spikezip.errors import ConfigError, InputError
 from spikezip.program.batch import Batch, as_batches
-from spikezip.program.nodes import Site
+from spikezip.program.nodes import Product, Site
 from spikezip.program.ranges import Codes, can_fold
 from spikezip.quant.levels import share_levels
 from spikezip.quant.network import QuantizedNetwork
@@ -44,7 +44,7 @@ def calibrate(
         effort: `"quick"` gives every site one scale and the levels that it has. `"default"` also gives a scale to each
             channel where that costs nothing, and more levels to sites where an error costs more: the levels of the
             config are then the mean of all sites for which it sets none.
-        equal_levels: leave every site the levels that it has; with `"default"`.
+        equal_levels: leave every site the levels that it has; not with `"quick"`.
         seed: of the sample.
         progress: called with how many steps are done, and how many there are: batches, and what is decided of sites.
 
@@ -82,11 +82,11 @@ def calibrate(
 
 def _compared(qann: QuantizedNetwork, batches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Any]]:
     """The float network's values and the quantized one's output, for the first samples."""
-    frozen, tensors, seen = qann.frozen(), qann.tensors(), 0
+    frozen, floats, seen = qann.frozen(), qann.tensors(), 0
     for batch in batches:
         if seen >= _COMPARED:
             return
-        yield evaluate_plain(qann.program, tensors, batch), quantized(frozen, batch)[0]
+        yield evaluate_plain(qann.program, floats, batch), quantized(frozen, batch)[0]
         seen += max((x.shape[0] for x in batch.values() if isinstance(x, Tensor) and x.ndim), default=1)
 
 
@@ -138,7 +138,10 @@ class _Calibration:
             return [(site.lo, site.hi)]
         if config.signed is not None:
             return [(-levels // 2, levels // 2 - 1) if config.signed else (0, levels - 1)]
-        return splits(levels, site.signed and bool((self.samples[site.name].u < 0).any()))
+        negative = site.signed and bool((self.samples[site.name].u < 0).any())
+        # What a product gives is about symmetric, and q, k and v with equal codes share a kernel.
+        behind_product = isinstance(self.qann.program[site.u], Product)
+        return splits(levels, negative)[:1] if negative and behind_product else splits(levels, negative)
 
     def _error(self, site: Site, levels: int) -> float:
         sample = self.samples[site.name]

@@ -65,15 +65,37 @@ def _best_scale(sample: Sample, lo: int, hi: int, by_channel: bool, stride: int)
         scale = torch.full_like(cover, 1 / hi)
         return Range(lo, hi, scale if by_channel else scale[0], 0.0)
     if by_channel:
+        candidates, judge = _scales_per_channel(sample, lo, hi, stride)
+    else:
+        candidates, judge = [cover.max() * f for f in _ONE_FOR_ALL[::stride].tolist()], sample
+    errors = [error_of(judge, scale, lo, hi) for scale in candidates]
+    best = min(range(len(errors)), key=errors.__getitem__)
+    if judge is sample:
+        return Range(lo, hi, candidates[best], errors[best])
+    scale = _scales_per_channel(sample, lo, hi, stride, whole=True)[0][best]
+    return Range(lo, hi, scale, error_of(sample, scale, lo, hi))
+
+
+def _scales_per_channel(
+    sample: Sample, lo: int, hi: int, stride: int, whole: bool = False
+) -> tuple[list[Tensor], Sample]:
+    """Candidates from every other row, and the rows that judge them.
+
+    The largest value of a channel in some rows is not the largest of all. Other rows tell by how much scales have to be
+    larger than what suits the rows that they come from. With `whole`, candidates are from all rows.
+    """
+    found_on, judge = sample, sample
+    if not whole and len(sample.u) > 1:
+        found_on, judge = sample.part(0), sample.part(1)
+    cover = _cover(found_on.u, lo, hi)
+    if bool(cover.max() > 0):
         # A channel that is zero throughout gets the scale of the others: it is no reason for a coarse weight.
         cover = torch.where(cover > 0, cover, cover[cover > 0].log().mean().exp())
-        plain, costly = _scale_of_each(sample, cover, lo, hi)
-        candidates = [base * f for base in (plain, (plain * costly).sqrt()) for f in _COMMON[::stride].tolist()]
     else:
-        candidates = [cover.max() * f for f in _ONE_FOR_ALL[::stride].tolist()]
-    errors = [error_of(sample, scale, lo, hi) for scale in candidates]
-    best = min(range(len(errors)), key=errors.__getitem__)
-    return Range(lo, hi, candidates[best], errors[best])
+        cover = torch.full_like(cover, float(_cover(sample.u, lo, hi).max()))
+    plain, costly = _scale_of_each(found_on, cover, lo, hi)
+    factors = _COMMON[::stride].tolist()
+    return [base * f for base in (plain, (plain * costly).sqrt()) for f in factors], judge
 
 
 def _cover(u: Tensor, lo: int, hi: int) -> Tensor:

@@ -46,6 +46,10 @@ class Sample:
         rows = torch.multinomial(chance.cpu(), count, replacement=True, generator=generator).to(u.device)
         return cls(u[rows], gradient[rows], (1 / (count * chance[rows])).to(u.dtype))
 
+    def part(self, which: int) -> "Sample":
+        """Every other row, from the first or the second on."""
+        return Sample(self.u[which::2], self.gradient[which::2], self.weight[which::2])
+
     @classmethod
     def join(cls, parts: Sequence["Sample"]) -> "Sample":
         """All rows; zeros fill up short ones (probabilities of fewer keys): their code is 0, which is no error.

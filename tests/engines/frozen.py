@@ -12,4 +12,4 @@ from spikezip.quant.network import quantize
 
 def freeze_model(model: nn.Module, batch: dict[str, Any], config: QuantConfig) -> Frozen:
     """The frozen network of a model; codes and scales of its sites are those that suit one batch best."""
-    return calibrate(quantize(model, config, example=batch), batch).frozen()
+    return calibrate(quantize(model, config, example=batch), batch, "quick").frozen()

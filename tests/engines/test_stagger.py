@@ -41,7 +41,7 @@ CASES = [(name, SETTINGS[(2 * i + j) % len(SETTINGS)]) for i, name in enumerate(
 def networks(name: str, levels: int = 16) -> tuple[Any, Any, dict[str, Tensor]]:
     model = tiny_models.make(name)
     batch = tiny_models.inputs(model)  # text is padded
-    qann = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=levels)), [batch]).eval()
+    qann = spikezip.calibrate(spikezip.quantize(model, spikezip.QuantConfig(levels=levels)), [batch], "quick").eval()
     return qann, spikezip.convert(qann), batch
 
 

@@ -34,7 +34,7 @@ def networks() -> tuple[Any, QuantizedNetwork, SpikingNetwork]:
         for parameter in model.parameters():
             parameter.mul_(4)
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=8))
-    spikezip.calibrate(qann, torch.randn(8, 3, 16, 16))
+    spikezip.calibrate(qann, torch.randn(8, 3, 16, 16), "quick")
     return model, qann.eval(), spikezip.convert(qann)
 
 
@@ -49,7 +49,7 @@ def altered() -> QuantizedNetwork:
 
 def batches_with_differences() -> list[dict[str, Tensor]]:
     """Five batches; the spiking network is not `altered()` in the second and in the last."""
-    first, second, third, fourth, other = batches(2, 3, 1, 2, 2)
+    first, second, third, other, fourth = batches(2, 3, 1, 2, 2)
     return [first, other, second, third, {key: torch.cat([fourth[key], other[key]]) for key in other}]
 
 

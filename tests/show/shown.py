@@ -23,7 +23,7 @@ def networks(name: str) -> tuple[Any, Any, dict[str, Any]]:
     torch.manual_seed(0)
     model = tiny_models.make(name)
     batch = tiny_models.inputs(model)
-    qann = calibrate(quantize(model, QuantConfig(levels=16)), batch).eval()
+    qann = calibrate(quantize(model, QuantConfig(levels=16)), batch, "quick").eval()
     if "Classification" in name:
         batch = {**batch, "labels": torch.tensor([0, 2, 1])}
     return qann, convert(qann), batch

@@ -112,7 +112,7 @@ def test_frozen_parameters_are_left_out() -> None:
 @pytest.fixture(scope="module")
 def quantized() -> QuantizedNetwork:
     qann = quantize(toys.vit(hidden_act="relu"))
-    return calibrate(qann, torch.randn(4, 3, 8, 8))
+    return calibrate(qann, torch.randn(4, 3, 8, 8), "quick")
 
 
 @pytest.fixture
