@@ -34,7 +34,7 @@ def networks() -> tuple[Any, QuantizedNetwork, SpikingNetwork]:
         for parameter in model.parameters():
             parameter.mul_(4)
     qann = spikezip.quantize(model, spikezip.QuantConfig(levels=8))
-    spikezip.calibrate(qann, torch.randn(8, 3, 16, 16), "quick")
+    spikezip.calibrate(qann, torch.randn(8, 3, 16, 16))
     return model, qann.eval(), spikezip.convert(qann)
 
 
@@ -43,7 +43,7 @@ def altered() -> QuantizedNetwork:
     """The QANN with a bias a little off: other codes for one of ten samples, with sites and scales as they were."""
     other = copy.deepcopy(networks()[1])
     with torch.no_grad():
-        other.get_parameter("vit.embeddings.patch_embeddings.projection.bias").add_(0.001)
+        other.get_parameter("vit.embeddings.patch_embeddings.projection.bias").add_(0.0005)
     return other
 
 
