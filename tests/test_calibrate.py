@@ -99,15 +99,15 @@ def test_a_few_large_values_are_not_passed_over(place: str, by_channel: bool) ->
 
 def test_the_scale_found_on_a_sample_is_nearly_the_best_on_all() -> None:
     torch.manual_seed(0)
-    u = torch.randn(48, 40, 32) * torch.linspace(0.1, 5, 32)
-    gradient = torch.randn(48, 40, 32)
-    whole = Sample(u.view(-1, 32), gradient.view(-1, 32), torch.ones(48 * 40))
-    sample = Sample.draw(u, gradient, 500, torch.Generator().manual_seed(0))
+    u = torch.randn(192, 40, 32) * torch.linspace(0.1, 5, 32)
+    gradient = torch.randn(192, 40, 32)
+    whole = Sample(u.view(-1, 32), gradient.view(-1, 32), torch.ones(192 * 40))
+    sample = Sample.draw(u, gradient, 2048, torch.Generator().manual_seed(0))
     covers = u.view(-1, 32).abs().amax(0) / 8
     for by_channel, cover in ((False, covers.max()), (True, covers)):
         found = error_of(whole, best_range(sample, [(-8, 7)], by_channel).scale, -8, 7)
         others = [error_of(whole, cover * part, -8, 7) for part in torch.linspace(0.1, 1, 30)]
-        assert found <= 1.05 * min(others)  # 5 %: a sample is not the whole
+        assert found <= 1.02 * min(others)  # 2 %: a sample is not the whole
 
 
 def test_errors_that_add_up_count_for_more() -> None:

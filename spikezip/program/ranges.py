@@ -87,10 +87,10 @@ def with_codes(program: Program, wanted: Mapping[str, Codes]) -> Program:
             behind[grid.name] = site
     nodes: list[Node] = []
     for node in program.nodes:
-        if node.name in wanted:
+        if isinstance(node, Site) and node.name in wanted:
             codes = wanted[node.name]
-            node = replace(node, lo=codes.lo, hi=codes.hi, by_channel=codes.by_channel)  # type: ignore[call-arg]
-        elif node.name in behind:
-            node = replace(node, name=renamed[node.name], site=behind[node.name])  # type: ignore[call-arg]
+            node = replace(node, lo=codes.lo, hi=codes.hi, by_channel=codes.by_channel)
+        elif isinstance(node, Grid) and node.name in behind:
+            node = replace(node, name=renamed[node.name], site=behind[node.name])
         nodes.append(node.reading(lambda name: renamed.get(name, name)))
     return replace(program, nodes=tuple(nodes))

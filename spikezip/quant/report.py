@@ -50,8 +50,9 @@ class CalibrationReport:
 
     @property
     def has_drifted(self) -> bool:
-        few = self.agreement is None or self.answers < _FEW
-        return self.drift > _DRIFT if few else self.agreement < _AGREEMENT  # type: ignore[operator]  # it is a number
+        if self.agreement is None or self.answers < _FEW:
+            return self.drift > _DRIFT
+        return self.agreement < _AGREEMENT
 
     def __str__(self) -> str:
         width = max(map(len, self.blocks))
