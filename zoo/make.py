@@ -80,12 +80,9 @@ def measurement(name: str, samples: int) -> Measurement | None:
 def measured(one: Measurement, metrics: dict[str, Any], there: str) -> str:
     """Where QANN and SNN were measured, and what they had where the network was trained."""
     qann, settled = (100 * metrics[key]["accuracy"] for key in ("qann", "snn"))
-    again = "`spikezip measure` gives these rows again on any machine (below)."
-    if "hashes" not in (one.certificate or {}):
-        again = "That was version 0.1, whose LayerNorm and softmax had other last bits: a few samples may differ."
     return f"""
 **QANN and SNN** as measured from this folder: {compared(one.certificate)}.
-{again}
+`spikezip measure` gives these rows again on any machine (below).
 On {there}, where the network was trained with version 0.1, the QANN had {qann:.2f} % and the SNN
 at equilibrium {settled:.2f} %.
 """
