@@ -15,10 +15,11 @@ from spikezip.quant.levels import share_levels
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.quant.plain import evaluate_plain
 from spikezip.quant.ranges import Range, best_range, splits
+from spikezip.quant.reconstruct import reconstruct, steps_of
 from spikezip.quant.report import report_on
 from spikezip.quant.samples import Sample, see
 
-EFFORTS = ("quick", "default")
+EFFORTS = ("quick", "default", "thorough")
 Progress = Callable[[int, int], None]
 
 _COMPARED = 64  # samples on which outputs are compared with the float network's
@@ -43,7 +44,8 @@ def calibrate(
     Args:
         effort: `"quick"` gives every site one scale and the levels that it has. `"default"` also gives a scale to each
             channel where that costs nothing, and more levels to sites where an error costs more: the levels of the
-            config are then the mean of all sites for which it sets none.
+            config are then the mean of all sites for which it sets none. `"thorough"` also fits weights and scales,
+            block by block, to what the float network computes (`quant/reconstruct.py`): some ten times as long.
         equal_levels: leave every site the levels that it has; not with `"quick"`.
         seed: of the sample.
         progress: called with how many steps are done, and how many there are: batches, and what is decided of sites.
@@ -63,6 +65,8 @@ def calibrate(
         raise InputError("calibrate needs at least one batch")
     sharing = effort != "quick" and not equal_levels
     done, total = 0, len(given) + len(qann.sites) * (2 if sharing else 1)
+    if effort == "thorough":
+        total += steps_of(qann.program, len(given))
 
     def step() -> None:
         nonlocal done
@@ -75,14 +79,19 @@ def calibrate(
         calibration = _Calibration(qann, samples, can_fold(qann.program) if effort != "quick" else frozenset(), step)
         levels = calibration.shared_levels() if sharing else calibration.own_levels()
         ranges = calibration.set_ranges(levels)
-        qann.calibration = report_on(qann.program, _compared(qann, given), ranges)
+        floats = {key: tensor.detach().clone() for key, tensor in qann.tensors().items()}
+        if effort == "thorough":
+            reconstruct(qann, given, seed, step)
+        qann.calibration = report_on(qann.program, _compared(qann, floats, given), ranges)
     qann.calibration.warn()
     return qann
 
 
-def _compared(qann: QuantizedNetwork, batches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Any]]:
+def _compared(
+    qann: QuantizedNetwork, floats: Mapping[str, Tensor], batches: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Any]]:
     """The float network's values and the quantized one's output, for the first samples."""
-    frozen, floats, seen = qann.frozen(), qann.tensors(), 0
+    frozen, seen = qann.frozen(), 0
     for batch in batches:
         if seen >= _COMPARED:
             return

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,26 @@ def learn(qann: "QuantizedNetwork", inputs: Mapping[str, Any], codes: dict[str, 
 
     Dropout drops only where the network is in `train()`.
     """
-    return _Pass(qann, inputs, codes).run()
+    step = _Pass(qann, inputs, codes)
+    step.run(qann.program.nodes)
+    return collect(qann.program.output, step.values)
+
+
+def learn_part(
+    qann: "QuantizedNetwork",
+    inputs: Mapping[str, Any],
+    nodes: Iterable[Node],
+    known: Mapping[str, Any],
+    mixing: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, Any]:
+    """The values of some nodes, given what they read of others: a part of a training pass.
+
+    `mixing` makes a mask for a tensor: where it is true, a site hands on its input as it is, cut to its range.
+    """
+    step = _Pass(qann, inputs, None, mixing)
+    step.values.update(known)
+    step.run(nodes)
+    return step.values
 
 
 @dataclass(frozen=True)
@@ -95,8 +114,14 @@ class Plan:
 class _Pass:
     """One forward pass. `values` holds tensors, and `Learned` where a node's value is integers."""
 
-    def __init__(self, qann: "QuantizedNetwork", inputs: Mapping[str, Any], codes: dict[str, Tensor] | None) -> None:
-        self.qann, self.inputs, self.codes = qann, inputs, codes
+    def __init__(
+        self,
+        qann: "QuantizedNetwork",
+        inputs: Mapping[str, Any],
+        codes: dict[str, Tensor] | None,
+        mixing: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.qann, self.inputs, self.codes, self.mixing = qann, inputs, codes, mixing
         self.program, self.plan, self.tensors = qann.program, qann.plan(), qann.tensors()
         self.sizes = sizes_of(self.program, inputs)
         self.scales = {name: qann.scale(name) for name in qann.sites}
@@ -108,15 +133,14 @@ class _Pass:
         self.inside = {name for each in self.fused.values() for name in each.inside}
         self.read_by_kernels = {site.name for each in self.fused.values() for site in self._operands(each)}
 
-    def run(self) -> Any:
-        for node in self.program.nodes:
+    def run(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
             if node.name not in self.inside:
                 self.values[node.name] = self._value(node)
                 if self.qann.watch is not None:
                     self.qann.watch(node, self.values)
                 for name in self.plan.free.get(node.name, ()):
                     self.values.pop(name, None)
-        return collect(self.program.output, self.values)
 
     def _value(self, node: Node) -> Any:
         if isinstance(node, Input):
@@ -147,9 +171,14 @@ class _Pass:
             self.qann.set_scale(node.name, initial_scale(u, node.hi))
         # On a GPU what stands for values is in bfloat16, as the gradients are that the kernel of attention returns.
         bare = node.name not in self.plan.content and (not u.is_cuda or node.name in self.read_by_kernels)
+        bare = bare and self.mixing is None
         values, codes = (carried_codes if bare else quantize)(u, self.scales[node.name], node.lo, node.hi)
         if self.codes is not None:
             self.codes[node.name] = codes
+        if self.mixing is not None:
+            step = self._step_size(node.name)
+            plain = torch.minimum(torch.maximum(u, node.lo * step), node.hi * step)
+            return Learned(torch.where(self.mixing(u), plain, values), None, step, node.largest)
         return Learned(values, codes, self._step_size(node.name), node.largest)
 
     def _grid(self, node: Grid, weight: Tensor) -> Learned:

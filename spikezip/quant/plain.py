@@ -1,6 +1,6 @@
 """A program in torch's own operators, with gradients, for calibration. Its last bits are not those of the network."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,10 +25,13 @@ def evaluate_plain(
     site: SiteRule | None = None,
     grid: GridRule | None = None,
     keep: Collection[str] = (),
+    nodes: Iterable[Node] | None = None,
+    known: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The values that the program returns, by node, and those to `keep`.
 
     `site` makes the value of a site of what it reads, `grid` a weight of a weight; without them both stay in floats.
+    A part of the program is evaluated with its `nodes`, and what these read of others in `known`.
 
     Example:
         >>> from spikezip.quant.network import quantize
@@ -40,8 +43,8 @@ def evaluate_plain(
     """
     sizes = sizes_of(program, inputs)
     free = last_uses(program.nodes, {*program.returned, *keep})
-    values: dict[str, Any] = {}
-    for node in program.nodes:
+    values: dict[str, Any] = dict(known or {})
+    for node in program.nodes if nodes is None else nodes:
         values[node.name] = _value(node, values, tensors, inputs, sizes, site, grid)
         for name in free.get(node.name, ()):
             values.pop(name, None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spikezip.engines.walk import main_output
+from spikezip.program.blocks import block_name
 from spikezip.program.nodes import Program, Ref
 from spikezip.quant.ranges import Range
 
@@ -40,7 +41,7 @@ class CalibrationReport:
         """The shares of blocks: sites up to the number in their name, such as `layers.3`."""
         found: dict[str, float] = {}
         for name, error in self.errors.items():
-            block = _block(name)
+            block = block_name(name)
             found[block] = found.get(block, 0.0) + error
         return found
 
@@ -56,7 +57,7 @@ class CalibrationReport:
 
     def __str__(self) -> str:
         width = max(map(len, self.blocks))
-        sites = {block: [n for n in self.errors if _block(n) == block] for block in self.blocks}
+        sites = {block: [n for n in self.errors if block_name(n) == block] for block in self.blocks}
         lines = [f"{'block':<{width}}  error  sites  levels  worst site"]
         for block, share in self.blocks.items():
             mean = sum(self.levels[n] for n in sites[block]) / len(sites[block])
@@ -80,12 +81,6 @@ class CalibrationReport:
             "set; or train it. qann.calibration shows all sites, spikezip.coverage(model) what becomes of every node",
             stacklevel=3,
         )
-
-
-def _block(site: str) -> str:
-    parts = site.split(".")
-    number = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
-    return ".".join(parts[: number + 1])
 
 
 def report_on(

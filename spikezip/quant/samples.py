@@ -1,6 +1,6 @@
 """What calibration remembers of a site: some of the rows that it saw, with the gradient of the output there."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ def see(
     found: dict[str, list[Sample]] = {name: [] for name in program.sites}
     detached = {key: tensor.detach() for key, tensor in tensors.items()}
     for batch in batches:
-        for name, (u, gradient) in _with_gradients(program, detached, batch, generator).items():
+        for name, (u, gradient) in _backward(program, detached, batch, generator).items():
             if not bool(torch.isfinite(u).all()):
                 raise InputError(f"site {name!r} saw values that are not finite; check the model and the batches")
             most = max(1, min(_ROWS, _VALUES // max(1, u.shape[-1] if u.ndim else 1)) // len(batches))
@@ -94,9 +94,26 @@ def see(
     return {name: Sample.join(parts) for name, parts in found.items()}
 
 
-def _with_gradients(
-    program: Program, tensors: Mapping[str, Tensor], batch: Mapping[str, Any], generator: torch.Generator
+def gradients_at(
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    batch: Mapping[str, Any],
+    names: Sequence[str],
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """The gradient of the same loss at some values behind sites."""
+    found = _backward(program, tensors, batch, generator, names)
+    return {name: gradient for name, (_, gradient) in found.items() if name in names}
+
+
+def _backward(
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    batch: Mapping[str, Any],
+    generator: torch.Generator,
+    more: Collection[str] = (),
 ) -> dict[str, tuple[Tensor, Tensor]]:
+    """What sites read, and `more` values, each with the gradient there."""
     seen: dict[str, Tensor] = {}
 
     def look(node: Site, u: Tensor) -> Tensor:
@@ -106,8 +123,9 @@ def _with_gradients(
     # Tensors made in inference mode cannot take part in a backward pass.
     with torch.inference_mode(False), torch.enable_grad():
         inputs = {k: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for k, v in batch.items()}
-        values = evaluate_plain(program, tensors, inputs, look)
-        loss = _loss(program, values, generator)
+        values = evaluate_plain(program, tensors, inputs, look, keep=more)
+        seen |= {name: values[name] for name in more}
+        loss = _own_loss(program, values, generator)
         gradients: Sequence[Tensor | None] = [None] * len(seen)
         if loss is not None:
             gradients = torch.autograd.grad(loss, list(seen.values()), allow_unused=True)
@@ -118,7 +136,7 @@ def _with_gradients(
     return found
 
 
-def _loss(program: Program, values: Mapping[str, Any], generator: torch.Generator) -> Tensor | None:
+def _own_loss(program: Program, values: Mapping[str, Any], generator: torch.Generator) -> Tensor | None:
     output = program.output
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Ref):  # none, or several: the network returns something else than one answer

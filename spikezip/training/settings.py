@@ -149,7 +149,8 @@ class QuantizeStage(Settings):
         sites: settings by site-name pattern; the last pattern that matches wins.
         batches: batches that codes and scales are calibrated on, of samples drawn from all of the training data.
         batch_size: samples per batch of calibration.
-        effort: "quick" leaves every site its levels and one scale; "default" finds what is best without training.
+        effort: "quick" leaves every site its levels and one scale; "default" finds what is best without training;
+            "thorough" also fits every block to the float network's.
 
     Example:
         >>> QuantizeStage(levels=16, sites={"*.p": SiteConfig(levels=64)}).quant_config().site("0.attention.p").levels
@@ -166,7 +167,7 @@ class QuantizeStage(Settings):
     sites: Mapping[str, SiteConfig] = field(default_factory=dict)
     batches: int = 8
     batch_size: int = 32
-    effort: Literal["quick", "default"] = "quick"
+    effort: Literal["quick", "default", "thorough"] = "quick"
 
     def check(self) -> None:
         self.within("batches", "batch_size", least=1)
