@@ -1,5 +1,6 @@
 """Shared settings: quiet transformers, one seed, no device but the CPU unless a test asks for another."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -17,3 +18,14 @@ logging.set_verbosity_error()
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _little_to_collect() -> None:
+    """What is there by now stays, modules above all. Looking through it would take half of a short training's time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()

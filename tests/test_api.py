@@ -271,9 +271,9 @@ def test_importing_is_light() -> None:
     code = "import sys, torch; from transformers import PreTrainedModel; before = set(sys.modules); import spikezip;"
     code += "new = {name.split('.')[0] for name in set(sys.modules) - before};"
     code += "print(*(new & {'triton', 'matplotlib', 'typer', 'rich', 'datasets'}), torch.cuda.is_initialized(),"
-    code += "'spikezip.ops.neuron.triton' in sys.modules)"
+    code += "'spikezip.ops.neuron.triton' in sys.modules, 'spikezip.cli' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["False", "False"]
+    assert out.split() == ["False", "False", "False"]
 
 
 def test_outputs_are_plain_tensors() -> None:

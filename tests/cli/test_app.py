@@ -1,6 +1,5 @@
 """What the verbs share: help, versions, errors of one line, exit codes."""
 
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -96,8 +95,3 @@ def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         spikezip.cli.main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "the command line needs typer and rich: pip install 'spikezip[cli]'\n"
-
-
-def test_the_library_does_not_load_the_command_line() -> None:
-    program = "import sys, spikezip; sys.exit('spikezip.cli' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0

@@ -36,11 +36,24 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
+TRUTH = kernels.on_gpu
+
+
 def believe() -> None:
     """Let the library take every tensor for one on a GPU that moves tiles."""
     if DEVICE == "cpu":
         kernels.on_gpu = lambda *tensors: True
         kernels.moves_tiles = lambda device: True
+
+
+@contextmanager
+def truth() -> Iterator[None]:
+    """Within, tensors are where they are."""
+    believed, kernels.on_gpu = kernels.on_gpu, TRUTH
+    try:
+        yield
+    finally:
+        kernels.on_gpu = believed
 
 
 @contextmanager
@@ -82,20 +95,21 @@ def network(model: nn.Module, batch: dict[str, Tensor], **config: Any) -> tuple[
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2 and "embed" not in name:
                 parameter.normal_(std=1.3 * parameter.shape[-1] ** -0.5)
-    found = frozen(model.eval(), batch, QuantConfig(**{"levels": 16, **config}))
+    with truth():  # it is made on the CPU, with a GPU too
+        found = frozen(model.eval(), batch, QuantConfig(**{"levels": 16, **config}))
     tensors = {key: tensor.to(DEVICE) for key, tensor in found.tensors.items()}
     return Frozen(found.program, tensors), {name: x.to(DEVICE) for name, x in batch.items()}
 
 
 def check(
-    net: tuple[Frozen, dict[str, Tensor]], expected: dict[str, int] | None = None, steps: int = 6, **drive: Any
+    net: tuple[Frozen, dict[str, Tensor]], expected: dict[str, int] | None = None, steps: int = 5, **drive: Any
 ) -> Counter[str]:
     """Compare the engines; returns what a second chunk launches, which has to be `expected`."""
     given, batch = net
     settings = {"steps": steps, "stop_early": False, **drive}
     judge = run(given, batch, Drive(engine="spike", **settings))
     assert float(sum(counts.sum() for counts in judge.spike_counts.values())) > 0
-    assert_same(run(given, batch, Drive(engine="folded", chunk=4, **settings)), judge)
+    assert_same(run(given, batch, Drive(engine="folded", chunk=3, **settings)), judge)
     launches, _ = second_chunk(given, batch, **drive)
     assert expected is None or dict(launches) == expected, launches
     return launches
@@ -117,7 +131,7 @@ def second_chunk(given: Frozen, batch: dict[str, Tensor], **drive: Any) -> tuple
     engine = FoldedEngine(given, given.program.layout, batch, Drive(engine="folded", **drive))
     engine.use_graphs = False
     with torch.no_grad():
-        engine.advance(2)
+        engine.advance(1)
         with counting() as found:
             engine.advance(2)
     return found
@@ -135,7 +149,7 @@ def images(size: int, seed: int = 0) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(seed))}
 
 
-def texts(tokens: int = 9, padded: bool = True) -> dict[str, Tensor]:
+def texts(tokens: int = 6, padded: bool = True) -> dict[str, Tensor]:
     ids = torch.randint(3, 50, (2, tokens), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1, tokens - 3 :] = 0
@@ -143,7 +157,7 @@ def texts(tokens: int = 9, padded: bool = True) -> dict[str, Tensor]:
 
 
 def vit(**changes: Any) -> nn.Module:
-    config = transformers.ViTConfig(**{**SHAPE, "image_size": 12, "patch_size": 4, **changes})
+    config = transformers.ViTConfig(**{**SHAPE, "image_size": 8, "patch_size": 4, **changes})
     return transformers.ViTForImageClassification(config)
 
 

@@ -114,7 +114,7 @@ def main() -> int:
         return 1
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     torch.manual_seed(0)
-    vit = kernel_runs.network(kernel_runs.vit(num_hidden_layers=2), kernel_runs.images(12))
+    vit = kernel_runs.network(kernel_runs.vit(num_hidden_layers=2), kernel_runs.images(8))
     bert = kernel_runs.network(kernel_runs.bert(num_hidden_layers=2), kernel_runs.texts())
     for rests in (2.0, -1.0):  # never, and always from the second chunk on
         folded.RESTS = rests
@@ -123,7 +123,7 @@ def main() -> int:
     folded.RESTS = 0.3
     for drive in ({"max_spike": 3}, {"stagger": 0.5}, {"coding": "rate"}, {"count_neurons": True}):
         compare("ViT", vit, **drive)
-    compare("ViT with GELU", kernel_runs.network(kernel_runs.vit(hidden_act="gelu"), kernel_runs.images(12)))
+    compare("ViT with GELU", kernel_runs.network(kernel_runs.vit(hidden_act="gelu"), kernel_runs.images(8)))
     two_runs_take_turns(bert)
     if not args.no_times:
         for batch in (64, 1):

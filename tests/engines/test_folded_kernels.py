@@ -54,7 +54,7 @@ LAYER = {{PRODUCT: 4, ATTENTION: 1, HALVES: 1, NORM: 2}}  # eight launches
 
 CASES = {
     "vit": """
-net = network(vit(num_hidden_layers=2), images(12))
+net = network(vit(num_hidden_layers=2), images(8))
 check(net, {PRODUCT: 8, ATTENTION: 2, HALVES: 2, NORM: 5, WALK: 1, EPILOGUE: 1})
 launches, operators = second_chunk(*net)
 before, others = first_edition("vit")
@@ -62,7 +62,7 @@ assert all(times <= before[kernel] for kernel, times in launches.items())
 assert sum(operators.values()) <= 0.6 * others, operators
 """,
     "vit-drives": """
-net = network(vit(), images(12))
+net = network(vit(), images(8))
 everything = {**LAYER, NORM: 3, WALK: 1, EPILOGUE: 1}
 check(net, everything, max_spike=2)
 check(net, stagger=0.7, max_spike=2)  # layers are held back in steps of their own
@@ -71,15 +71,15 @@ name = "layers.0.attention.p"
 check(net, record=(name,), count_neurons=True)  # attention in pieces: the kernel keeps no probabilities
 """,
     "vit-channels-gelu": """
-net = network(vit(), images(12), sites={"*layernorm*": SiteConfig(per_channel=True)})
+net = network(vit(), images(8), sites={"*layernorm*": SiteConfig(per_channel=True)})
 check(net, {**LAYER, NORM: 3, WALK: 1, EPILOGUE: 1})
 # A GELU lies between the product and its neurons: both alone.
-check(network(vit(hidden_act="gelu"), images(12)), {**LAYER, PRODUCT: 3, NORM: 3, WALK: 2, EPILOGUE: 2})
+check(network(vit(hidden_act="gelu"), images(8)), {**LAYER, PRODUCT: 3, NORM: 3, WALK: 2, EPILOGUE: 2})
 """,
     "rest": """
 # Through equilibrium and past it: layers come to rest one after another, samples at steps of their own.
 folded.RESTS = -1.0  # from the second chunk on
-batch = {"pixel_values": images(12)["pixel_values"] * torch.tensor([1.0, 3.0]).view(2, 1, 1, 1)}
+batch = {"pixel_values": images(8)["pixel_values"] * torch.tensor([1.0, 3.0]).view(2, 1, 1, 1)}
 net = network(vit(), batch, levels=8)
 from spikezip.ops.neuron import triton_product
 walk, told = triton_product.walk_products, []
@@ -92,7 +92,7 @@ for drive in ({}, {"stagger": 0.3, "max_spike": 2}):
 """,
     "in-place": """
 # What a recorded chunk does: tracers are changed where they lie.
-for net in (network(vit(), images(12)), network(bert(), texts())):
+for net in (network(vit(), images(8)), network(bert(), texts())):
     judge = run(*net, Drive(engine="spike", steps=8, stop_early=False))
     engine = FoldedEngine(net[0], net[0].program.layout, net[1], Drive(engine="folded"))
     engine.use_graphs = False
@@ -135,7 +135,7 @@ check((net[0], whole), {**LAYER, WALK: 2, EPILOGUE: 2})
 config = dict(image_size=8, patch_size=2, depths=[2], window_size=2, hidden_act="relu", attn_implementation="eager")
 one_head = transformers.SwinConfig(embed_dim=32, num_heads=[1], **config)
 two_layers = {PRODUCT: 8, ATTENTION: 2, HALVES: 2, NORM: 5, WALK: 2, EPILOGUE: 1}
-check(network(transformers.SwinForImageClassification(one_head), images(8)), two_layers)
+check(network(transformers.SwinForImageClassification(one_head), images(8)), two_layers, steps=4)
 heads = transformers.SwinConfig(embed_dim=64, num_heads=[2], **config)
 in_pieces = {PRODUCT: 8, SOFTMAX: 2, NORM: 5, WALK: 6, EPILOGUE: 1}
 check(network(transformers.SwinForImageClassification(heads), images(8)), in_pieces, steps=4)
@@ -159,10 +159,10 @@ check(net, {PRODUCT: 2, ATTENTION: 1, HALVES: 1, NORM: 3, WALK: 5, EPILOGUE: 3})
     "narrow": """
 # Heads of 8 channels and layers of 24: too odd for the large kernels, so in pieces, and the same.
 odd = vit(hidden_size=24, num_attention_heads=3, intermediate_size=24)
-check(network(odd, images(12)), {SOFTMAX: 1, NORM: 3, WALK: 9, EPILOGUE: 1})
+check(network(odd, images(8)), {SOFTMAX: 1, NORM: 3, WALK: 9, EPILOGUE: 1})
 # 16-bit weights are two products; 256 levels need more than a byte.
-check(network(vit(), images(12), weight_bits=16), {ATTENTION: 1, HALVES: 1, NORM: 3, WALK: 7}, steps=4)
-check(network(vit(), images(12), levels=256), steps=4, max_spike=40)
+check(network(vit(), images(8), weight_bits=16), {ATTENTION: 1, HALVES: 1, NORM: 3, WALK: 7}, steps=4)
+check(network(vit(), images(8), levels=256), steps=4, max_spike=40)
 """,
     "cnn": """
 from torch.nn import Conv2d, Flatten, Linear, ReLU

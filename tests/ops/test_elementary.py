@@ -387,7 +387,7 @@ import platform
 assert platform.machine() != "x86_64" or torch.backends.cpu.get_cpu_capability().lower() == {capability!r}
 assert digest({names!r}) == {digest(names)!r}
 """
-    interpreted.check(ALONE + program + kernel)
+    interpreted.check(ALONE + program + kernel, alone=True)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -2,9 +2,8 @@
 
 import math
 import os
-import subprocess
-import sys
 
+import interpreted
 import pytest
 import torch
 from torch import Tensor
@@ -186,10 +185,7 @@ def test_kernels_without_a_gpu() -> None:
     pytest.importorskip("triton")
     if DEVICE == "cuda" or INTERPRETED:
         pytest.skip("the kernel tests run in this process")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "kernel", __file__]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    interpreted.check_tests(__file__, "kernel")
 
 
 SHAPES = [(), (1,), (3, 37), (1024,), (4, 1025), (2, 3, 2100)]

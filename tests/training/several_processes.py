@@ -3,6 +3,7 @@
 torchrun --nproc_per_node 2 several_processes.py FOLDER
 """
 
+import gc
 import json
 import os
 import signal
@@ -71,6 +72,7 @@ def sums(model: torch.nn.Module) -> dict[str, float]:
 
 
 def main(home: Path) -> None:
+    gc.freeze()  # every stage has all that there is looked through
     rank = PartialState(cpu=True).process_index
     result = whole(home / "two")
     said = {

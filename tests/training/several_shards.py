@@ -4,6 +4,7 @@ torchrun --nproc_per_node 2 several_shards.py FOLDER
 with the settings of recipes/accelerate/fsdp.yaml in the environment
 """
 
+import gc
 import json
 import os
 import shutil
@@ -99,9 +100,8 @@ def texts(folder: Path) -> Trained:
 def random(folder: Path, **more: Any) -> Trained:
     """With dropout, and precision bfloat16. Resuming must bring back the moments of the optimizer too."""
     stages = {"quantize": {"batches": 2}, "qat": toys.stage(epochs=2, dropout=0.1, clip=0.0)}
-    return toys.run(
-        toys.vit(hidden_act="relu"), stages, toys.images(train=104, test=37), folder, precision="bf16", **more
-    )
+    settings = {"precision": "bf16", "tried": False, **more}
+    return toys.run(toys.vit(hidden_act="relu"), stages, toys.images(train=104, test=37), folder, **settings)
 
 
 def interrupted(folder: Path) -> str:
@@ -135,6 +135,7 @@ def refused(folder: Path) -> str:
 
 
 def main(home: Path) -> None:
+    gc.freeze()  # every stage has all that there is looked through
     rank = PartialState(cpu=True).process_index
     said: dict[str, Any] = {"refused": refused(home / "refused")}  # by accelerate as it is, on the CPU
     shard_on_cpu()

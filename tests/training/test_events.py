@@ -64,8 +64,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(short: Trained, tmp_path: Path, stage
     """In the float stage with its reduction; in the quantized one, which finds the reduction folded."""
     stop = toys.stop_at(stage, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(InterruptedRunError, match=f"in stage {stage} at step 3 of 4"):
-        toys.run(toys.vit(), SHORT, DATA, tmp_path / "run", progress=stop)
-    resumed = toys.run(toys.vit(), SHORT, DATA, tmp_path / "run", resume=True)
+        toys.run(toys.vit(), SHORT, DATA, tmp_path / "run", tried=False, progress=stop)
+    resumed = toys.run(toys.vit(), SHORT, DATA, tmp_path / "run", tried=False, resume=True)
     assert toys.same_weights(resumed.qann, short.qann)
 
 

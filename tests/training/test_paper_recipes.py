@@ -1,8 +1,13 @@
-"""Every shipped recipe, all its stages, on small networks and small data of the real forms; and what it brought up."""
+"""The shipped recipes on small networks and small data of the real forms; and what they brought up.
+
+Every recipe is brought as far as its first step of training: read, data opened, model made, every stage checked. Of the
+recipes that differ in numbers and names only, one is carried out to its end.
+"""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import huggingface_hub
 import published
@@ -17,14 +22,51 @@ from spikezip.data import open_data
 from spikezip.data.reduction import add_reduction
 from spikezip.errors import ConfigError
 from spikezip.measure.certificate import Certificate
+from spikezip.models.networks import quantize
 from spikezip.training import Trained, compiled, train
 from spikezip.training.depth import blocks, depths, dropping_paths
 from spikezip.training.folder import flat
 from spikezip.training.models import make_model
-from spikezip.training.recipe import STAGES, ModelSettings, load_recipe
+from spikezip.training.recipe import STAGES, ModelSettings, Recipe, load_recipe
+from spikezip.training.trainer import arguments_for
 
 FILES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 BY_NAME = {file.stem: file for file in FILES}
+KINDS_OF_DATA = {"events": ("cifar10-dvs", "events"), "pictures": ("imagenet",)}  # pictures are cut when they are read
+ARGUMENTS: dict[str, Any] = {"processes": 1, "seed": 0, "precision": "float32", "workers": 0, "cpu": True}
+FREE = ("note", "expected", "output", "seed")  # say nothing about how a recipe runs
+
+
+def form(value: Any, key: str = "") -> Any:
+    """A setting without its numbers: but 0 and 1 often switch something off, and bits and wide codes matter."""
+    if isinstance(value, dict):
+        return tuple((name, form(value[name], name)) for name in sorted(value))
+    if isinstance(value, list):
+        return tuple(sorted({form(each, key) for each in value}, key=repr))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value in (0, 1) or key.endswith("_bits"):
+        return value
+    return "wide" if key == "levels" and value > 128 else "number"
+
+
+def kind(file: Path) -> Any:
+    """What makes a difference to how a recipe runs, computed from it: equal for recipes that run the same code."""
+    shipped = load_recipe(file)
+    small = load_recipe(file, [f"{key}={json.dumps(value)}" for key, value in published.sizes(shipped).items()])
+    settings = {key: value for key, value in small.to_json().items() if key not in (*FREE, "name")}
+    model, data = settings["model"], settings["data"]
+    if model["type"] is None:
+        model["path"] = network(shipped).__name__
+    name = data.pop("name")
+    data["kind"] = next((of for of, names in KINDS_OF_DATA.items() if name in names), "text or images")
+    return form(settings)
+
+
+def network(shipped: Recipe) -> Callable[[Path], None]:
+    """The function that makes the network that a recipe starts from."""
+    return published.NETWORKS[shipped.model.path or shipped.name]
+
+
+CARRIED_OUT = list({kind(file): file for file in reversed(FILES)}.values())[::-1]  # the first of each kind
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +93,7 @@ def overridden(file: Path, root: Path, output: Path) -> dict[str, Any]:
         "output": str(output),
     }
     if shipped.model.type is None:
-        network = published.NETWORKS[shipped.model.path or shipped.name]
-        changed["model.path"] = str(published.made(root / "networks", network))
+        changed["model.path"] = str(published.made(root / "networks", network(shipped)))
     relu = shipped.stages.relu
     if relu is not None and relu.distill is not None and relu.distill.teacher.startswith("runs/"):
         _, name, *inside = Path(relu.distill.teacher).parts
@@ -73,7 +114,75 @@ def run(file: Path, changed: dict[str, Any], *more: str) -> Trained:
     return train(None, load_recipe(file, [*(f"{key}={value}" for key, value in changed.items()), *more]), cpu=True)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_recipes_of_one_kind_differ_in_numbers() -> None:
+    """Levels, rates and datasets make no other kind; an option, a stage, another network or form of data does."""
+    kinds = {name: kind(file) for name, file in BY_NAME.items()}
+    assert kinds["cifar10-vit-s-8levels"] == kinds["cifar10-vit-s-16levels"] == kinds["cifar100-vit-s-8levels"]
+    assert kinds["mr-roberta"] == kinds["sst5-roberta"]
+    assert form({"levels": 256, "bits": 1}) != form({"levels": 64, "bits": 1}) == form({"levels": 32, "bits": 1})
+    for name, other in (
+        ("cifar10-vit-scratch", "cifar10-vit-gentle-scratch"),  # an augmentation, compiled blocks
+        ("mr-roberta", "mr-roberta-large"),  # batches in parts
+        ("mr-roberta", "mr-granite"),  # a stage more
+        ("cifar10-vit-s-16levels", "cifar10-dvs-vit-s-16levels"),
+        ("cifar10-vit-s-16levels", "cifar10-swin-t"),
+    ):
+        assert kinds[name] != kinds[other]
+    assert {kind(file) for file in CARRIED_OUT} == set(kinds.values())
+
+
+def assert_as_shipped(file: Path, changed: dict[str, Any], folder: Path) -> None:
+    """What a run wrote down of its recipe differs from the file in what was overridden, and in nothing else."""
+    before, after = (flat(recipe.to_json()) for recipe in (load_recipe(file), load_recipe(folder / "recipe.yaml")))
+    differing = {key for key in before.keys() | after.keys() if before.get(key, {}) != after.get(key, {})}
+    assert differing <= changed.keys()
+    assert {key: after[key] for key in changed} == changed
+
+
+class ReadyError(Exception):
+    """Raised in place of the first step of training."""
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file not in CARRIED_OUT], ids=lambda file: file.stem)
+def test_a_recipe_is_ready(file: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped, changed = load_recipe(file), overridden(file, root, tmp_path / "run")
+    tried, begun = [], []
+
+    def trying(*args: Any) -> Any:
+        tried.append(quantize(*args))
+        return tried[-1]
+
+    def begin(*args: Any) -> NoReturn:
+        begun.append(args)
+        raise ReadyError
+
+    monkeypatch.setattr("spikezip.training.check.quantize", trying)
+    monkeypatch.setattr("spikezip.training.run.train_stage", begin)
+    with pytest.raises(ReadyError):
+        run(file, changed)
+    [(work, name, model, settings, _)], [qann] = begun, tried
+
+    stages = [name for name in ("finetune", "relu", "qat") if getattr(shipped.stages, name) is not None]
+    assert stages[-1] == "qat"
+    assert shipped.stages.convert is not None
+    assert shipped.stages.verify is not None
+    assert (name, settings) == (stages[0], getattr(work.recipe.stages, stages[0]))
+    classes, first = len(work.inputs.data.classes), work.inputs.example("cpu")
+    with torch.no_grad():
+        assert model.eval()(**first).logits.shape == (2, classes)
+    assert qann.config.num_labels == classes
+    assert shipped.stages.quantize is not None
+    assert {site.hi - site.lo + 1 for site in qann.sites.values()} == {shipped.stages.quantize.levels}
+    for stage in stages:
+        arguments = arguments_for(
+            getattr(work.recipe.stages, stage), tmp_path, len(work.inputs.data.train), **ARGUMENTS
+        )
+        assert arguments.learning_rate == getattr(work.recipe.stages, stage).peak_learning_rate > 0
+        assert arguments.max_steps >= 2
+    assert_as_shipped(file, changed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("file", CARRIED_OUT, ids=lambda file: file.stem)
 def test_a_recipe_runs(file: Path, root: Path, tmp_path: Path) -> None:
     shipped, changed = load_recipe(file), overridden(file, root, tmp_path / "run")
     result = run(file, changed)
@@ -101,10 +210,7 @@ def test_a_recipe_runs(file: Path, root: Path, tmp_path: Path) -> None:
     if "bins" in shipped.data.options:  # two polarities each, whatever the network took before
         assert result.qann.config.num_channels == 2 * shipped.data.options["bins"]
 
-    before, after = (flat(recipe.to_json()) for recipe in (shipped, load_recipe(result.folder / "recipe.yaml")))
-    differing = {key for key in before.keys() | after.keys() if before.get(key, {}) != after.get(key, {})}
-    assert differing <= changed.keys()
-    assert {key: after[key] for key in changed} == changed
+    assert_as_shipped(file, changed, result.folder)
 
 
 # ---- what must be set ----
