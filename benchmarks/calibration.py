@@ -2,10 +2,10 @@
 
     python benchmarks/calibration.py MODEL CALIBRATION TEST --levels 256 64 32 16
 
-MODEL is a folder of a transformers network for images; the other two are folders of pictures, one folder for each
-class. Classes are numbered as their folders are named, or in their order. A row is one quantized network: its accuracy
-on all of TEST, how often its answer is the float network's, and the time of calibration. `--save FOLDER` keeps the
-networks, to convert, verify and measure them with the command line.
+MODEL is a folder of a transformers network for images; CALIBRATION and TEST are what `--data` of the command line
+takes, such as folders of pictures with one folder for each class, named as the network names it or by its number. A row
+is one quantized network: its accuracy on all of TEST, how often its answer is the float network's, and the time of
+calibration. `--save FOLDER` keeps the networks, to convert, verify and measure them with the command line.
 """
 
 import argparse
@@ -20,20 +20,9 @@ from torch import Tensor
 from transformers import AutoModelForImageClassification
 
 import spikezip
-from spikezip.cli.data import Samples, batches
+from spikezip.cli.data import Samples, batches, read
 from spikezip.quant.calibration import EFFORTS
 from spikezip.quant.config import PLACEMENTS
-
-
-def pictures(folder: Path) -> Samples:
-    """The pictures of a folder, with their classes."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    if not classes:
-        raise SystemExit(f"{folder} holds no folder for a class")
-    found = [(picture, number) for number, path in enumerate(classes) for picture in sorted(path.iterdir())]
-    named = all(path.name.isdecimal() for path in classes)
-    labels = [int(classes[number].name) if named else number for _, number in found]
-    return Samples(images=[picture for picture, _ in found], labels=labels)
 
 
 @torch.no_grad()
@@ -49,8 +38,8 @@ def answers(network: Any, given: Iterator[dict[str, Tensor]]) -> tuple[Tensor, T
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("calibration", type=Path)
-    parser.add_argument("test", type=Path)
+    parser.add_argument("calibration")
+    parser.add_argument("test")
     parser.add_argument("--levels", type=int, nargs="+", default=[256, 64, 32, 16])
     parser.add_argument("--effort", nargs="+", choices=EFFORTS, default=["default"])
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=["products"])
@@ -62,7 +51,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # GELU in a spiking network
     model = AutoModelForImageClassification.from_pretrained(args.model).eval()
-    known, test = pictures(args.calibration), pictures(args.test)
+    known, test = read(args.calibration).without_labels(), read(args.test)
 
     def given(samples: Samples, count: int | None, seed: int | None) -> Iterator[dict[str, Tensor]]:
         return batches(samples, model, args.model, args.batch_size, count, drawn_by=seed)

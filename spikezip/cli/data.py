@@ -31,7 +31,8 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 class Samples:
     """Samples in the order of their file: `texts`, or `images`; maybe labels.
 
-    Images are one array, paths of pictures, or a split of a dataset.
+    Images are one array, paths of pictures, or a split of a dataset. Pictures in folders have the name of their folder
+    as label, if there are several folders.
     """
 
     texts: Sequence[str] = ()
@@ -40,6 +41,10 @@ class Samples:
 
     def __len__(self) -> int:
         return max(len(self.texts), len(self.images))
+
+    def without_labels(self) -> "Samples":
+        """For verbs that do not look at labels: any will do."""
+        return replace(self, labels=None)
 
 
 def read(path: str) -> Samples:
@@ -146,7 +151,11 @@ def _read_arrays(file: Path) -> Samples:
 
 
 def _read_folder(folder: Path) -> Samples:
-    return Samples(images=sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES))
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES)
+    inside = [path.relative_to(folder).parts for path in found]
+    classes = [parts[0] for parts in inside if len(parts) > 1]
+    labelled = len(classes) == len(found) and len(set(classes)) > 1
+    return Samples(images=found, labels=classes if labelled else None)
 
 
 def _read_dataset(path: str) -> Samples:

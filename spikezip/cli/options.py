@@ -51,7 +51,8 @@ DataOption = Annotated[
         "--data",
         metavar="PATH",
         help="Samples: .txt (a sentence per line), .tsv or .csv (a text column, maybe 'label'), "
-        ".npz (images 'x', maybe labels 'y'), a folder of images, or NAME:SOURCE#SPLIT, a dataset such as "
+        ".npz (images 'x', maybe labels 'y'), a folder of images (with labels: a folder for each "
+        "class), or NAME:SOURCE#SPLIT, a dataset such as "
         "sst2:FOLDER#train; without # it is its test split.",
     ),
 ]

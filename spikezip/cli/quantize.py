@@ -123,7 +123,7 @@ def quantize(
             "--compact: nothing lies on an integer grid; set --weight-bits or --embedding-bits to 8 or 16"
         )
     where = read_device(device)
-    found = samples_of.read(data)
+    found = samples_of.read(data).without_labels()
     check_target(target)
     source = locate(model)
     qann = spikezip.quantize(load_float(model, task), config).to(where)

@@ -68,7 +68,7 @@ def verify(
     """
     other = None if against is None else _read(against)
     where = read_device(device)
-    found = samples_of.read(data)
+    found = samples_of.read(data).without_labels()
     quantized = load(qann, "qann").to(where)
     spiking = spikezip.convert(quantized) if snn is None else load(snn, "snn").to(where)
     total = min(len(found), samples or len(found))

@@ -28,7 +28,7 @@ from spikezip.quant.samples import gradients_at
 if TYPE_CHECKING:
     from spikezip.quant.network import QuantizedNetwork
 
-STEPS = 100  # of each block
+STEPS = 150  # of each block
 _WEIGHT_RATE = 3e-3  # of the mean magnitude of a weight, per step at first
 _SCALE_RATE = 1e-2  # of a scale
 _AS_THEY_ARE = 0.5  # share of values that are not quantized in a step

@@ -50,6 +50,27 @@ def test_a_folder_of_pictures(home: Path, tmp_path: Path, vit: transformers.PreT
         list(data.batches(data.read(str(tmp_path)), vit, tmp_path, 2))
 
 
+def test_folders_of_pictures_are_classes(tmp_path: Path, vit: transformers.PreTrainedModel) -> None:
+    """A folder that is named as the model names a class, or by its number, is that class."""
+    image = pytest.importorskip("PIL.Image")
+    names = [vit.config.id2label[number] for number in range(2)]
+    for folders, expected in ((names, [0, 0, 1]), (["0000", "0003"], [0, 0, 3])):
+        there = tmp_path / folders[0]
+        for folder, count in zip(folders, (2, 1), strict=True):
+            (there / folder).mkdir(parents=True)
+            for number in range(count):
+                image.new("RGB", (8, 8)).save(there / folder / f"{number}.png")
+        samples = data.read(str(there))
+        assert data.label_tensor(samples.labels or (), vit.config).tolist() == expected
+        assert samples.without_labels().labels is None
+    with pytest.raises(InputError, match="labels such as 'cats' are neither numbers nor among"):
+        data.label_tensor(["cats", "dogs"], vit.config)
+    for folder in ("a", "a/b"):  # pictures beside a folder, and one folder alone: these are no classes
+        (tmp_path / "plain" / folder).mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (8, 8)).save(tmp_path / "plain" / folder / "0.png")
+    assert data.read(str(tmp_path / "plain")).labels is None
+
+
 def test_sentences_are_padded_and_cut(home: Path, tmp_path: Path, bert: transformers.PreTrainedModel) -> None:
     (tmp_path / "s.txt").write_text("a good film\n\n" + "very " * 50 + "bad\n")
     (batch,) = data.batches(data.read(str(tmp_path / "s.txt")), bert, home / "bert", 4)
