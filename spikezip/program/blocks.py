@@ -84,11 +84,16 @@ def _cut(program: Program) -> Iterator[list[Node]]:
     for i, node in enumerate(moving):
         piece.append(node)
         alive = {name for name in (*alive, node.name) if last.get(name, -1) > i}
-        whole = alive == {node.name} and source(program, node.name) is None
+        whole = alive == {node.name} and _is_plain(program, node)
         if whole and _begins_block(node, moving[i + 1 :]) and any(isinstance(each, Site) for each in piece):
             yield piece
             piece = []
     yield piece
+
+
+def _is_plain(program: Program, node: Node) -> bool:
+    """Whether a value is one tensor of floats, and no codes."""
+    return bool(node.shape) and node.dtype.is_floating_point and source(program, node.name) is None
 
 
 def _begins_block(node: Node, following: Sequence[Node]) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -55,16 +55,17 @@ def learn_part(
     inputs: Mapping[str, Any],
     nodes: Iterable[Node],
     known: Mapping[str, Any],
+    keep: Collection[str],
     mixing: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Any]:
-    """The values of some nodes, given what they read of others: a part of a training pass.
+    """The values to `keep`, of some nodes, given what they read of others: a part of a training pass.
 
     `mixing` makes a mask for a tensor: where it is true, a site hands on its input as it is, cut to its range.
     """
     step = _Pass(qann, inputs, None, mixing)
     step.values.update(known)
-    step.run(nodes)
-    return step.values
+    step.run(nodes, keep)
+    return {name: step.values[name] for name in keep}
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,15 @@ class _Pass:
         self.inside = {name for each in self.fused.values() for name in each.inside}
         self.read_by_kernels = {site.name for each in self.fused.values() for site in self._operands(each)}
 
-    def run(self, nodes: Iterable[Node]) -> None:
+    def run(self, nodes: Iterable[Node], keep: Collection[str] = ()) -> None:
         for node in nodes:
             if node.name not in self.inside:
                 self.values[node.name] = self._value(node)
                 if self.qann.watch is not None:
                     self.qann.watch(node, self.values)
                 for name in self.plan.free.get(node.name, ()):
-                    self.values.pop(name, None)
+                    if name not in keep:
+                        self.values.pop(name, None)
 
     def _value(self, node: Node) -> Any:
         if isinstance(node, Input):

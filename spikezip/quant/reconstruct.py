@@ -110,13 +110,12 @@ class _Reconstruction:
         nodes = behind(self.program.constant, entering)
         with torch.no_grad():
             floats = evaluate_plain(self.program, self.floats, batch, keep=entering, nodes=nodes)
-            quantized = learn_part(self.qann, batch, nodes, {})
+            quantized = learn_part(self.qann, batch, nodes, {}, entering)
         self.step()
-        known, seen = ({name: values[name] for name in entering} for values in (floats, quantized))
-        return _Batch(batch, known, seen, importance)
+        return _Batch(batch, {name: floats[name] for name in entering}, quantized, importance)
 
     def run(self) -> None:
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
             with torch.no_grad():
                 for each in self.batches:
                     each.target = self._float_output(block, each)
@@ -126,6 +125,9 @@ class _Reconstruction:
                 for each in self.batches:
                     each.floats[block.end] = each.target
                     each.quantized[block.end] = self._output(block, each)
+                    if number:  # the value that entered is needed no more
+                        each.floats.pop(self.blocks[number - 1].end)
+                        each.quantized.pop(self.blocks[number - 1].end)
 
     def _float_output(self, block: Block, batch: _Batch) -> Tensor:
         nodes, known = block.nodes, batch.floats
@@ -135,7 +137,9 @@ class _Reconstruction:
         return found
 
     def _output(self, block: Block, batch: _Batch, mixing: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        found: Tensor = learn_part(self.qann, batch.inputs, block.nodes, batch.quantized, mixing)[block.end]
+        found: Tensor = learn_part(self.qann, batch.inputs, block.nodes, batch.quantized, [block.end], mixing)[
+            block.end
+        ]
         return found
 
     def _loss(self, block: Block, batch: _Batch, mixing: Callable[[Tensor], Tensor] | None = None) -> Tensor:

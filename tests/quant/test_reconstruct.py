@@ -10,6 +10,7 @@ from torch import Tensor
 import spikezip
 from spikezip import QuantConfig
 from spikezip.quant import reconstruct as fitting
+from spikezip.quant.learn import learn
 from spikezip.quant.plain import evaluate_plain
 from spikezip.quant.reconstruct import fitted_blocks, reconstruct
 
@@ -54,33 +55,46 @@ def test_a_fitted_network_is_nearer_to_the_float_one_on_other_data_and_exact() -
     assert certificate.exact
 
 
-def test_what_a_block_is_fitted_to_is_the_float_network() -> None:
-    """The targets are the float network's values though the weights before have been changed already."""
-    model, batches = vit(), images(16)
-    qann = calibrated(model, "default", batches)
+def watched(qann: Any, batches: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Tensor], list[Any]]:
+    """A reconstruction, and of its first batch what every block was fitted to and what entered it."""
+    targets, entered = [], []
+    fit = fitting._Reconstruction._fit
+
+    def look(self: Any, block: Any) -> None:
+        targets.append(self.batches[0].target)
+        entered.append(dict(self.batches[0].quantized))
+        fit(self, block)
+
+    monkeypatch.setattr(fitting._Reconstruction, "_fit", look)
     run = fitting._Reconstruction(qann, [qann.prepare(x) for x in batches], 0, lambda: None)
+    run.run()
+    return run, targets, entered
+
+
+def test_what_a_block_is_fitted_to_is_the_float_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The targets are the float network's values though the weights before have been changed already."""
+    batches = images(16)
+    qann = calibrated(vit(), "default", batches)
+    run, targets, _ = watched(qann, batches, monkeypatch)
     ends = [block.end for block in fitted_blocks(qann.program)]
     with torch.no_grad():
         expected = evaluate_plain(qann.program, run.floats, run.batches[0].inputs, keep=ends)
-    run.run()
-    for end in ends:
-        assert torch.equal(run.batches[0].floats[end], expected[end])
+    assert len(targets) == len(ends) == 3
+    for end, target in zip(ends, targets, strict=True):
+        assert torch.equal(target, expected[end])
 
 
-def test_what_enters_a_block_is_what_the_quantized_network_computes() -> None:
-    model, batches = vit(), images(16)
-    qann = calibrated(model, "default", batches)
-    run = fitting._Reconstruction(qann, [qann.prepare(x) for x in batches], 0, lambda: None)
-    run.run()
+def test_what_enters_a_block_is_what_the_quantized_network_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = images(16)
+    qann = calibrated(vit(), "default", batches)
+    run, _, entered = watched(qann, batches, monkeypatch)
     seen: dict[str, Tensor] = {}
     ends = [block.end for block in fitted_blocks(qann.program)]
     qann.watch = lambda node, values: seen.update({node.name: values[node.name]} if node.name in ends else {})
-    from spikezip.quant.learn import learn
-
     with torch.no_grad():
         learn(qann, run.batches[0].inputs)
-    for end in ends:
-        assert torch.equal(run.batches[0].quantized[end], seen[end])
+    for end, values in zip(ends, entered[1:], strict=False):
+        assert torch.equal(values[end], seen[end])
 
 
 def test_a_block_that_got_worse_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
