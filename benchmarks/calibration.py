@@ -21,6 +21,7 @@ from transformers import AutoModelForImageClassification
 
 import spikezip
 from spikezip.cli.data import Samples, batches, read
+from spikezip.cli.folders import save
 from spikezip.quant.calibration import EFFORTS
 from spikezip.quant.config import PLACEMENTS
 
@@ -70,7 +71,7 @@ def main() -> None:
                 took = time.perf_counter() - start
                 found, _ = answers(qann, given(test, count, 1))
                 if args.save:
-                    spikezip.save(qann, args.save / f"{placement}-{effort}-{levels}")
+                    save(qann, args.save / f"{placement}-{effort}-{levels}", args.model)
                 accuracy, agreement = (100 * float((found == x).float().mean()) for x in (right, expected))
                 cells = (
                     placement,
