@@ -1,6 +1,6 @@
 """What is left out at random in training, as nodes of a program: elsewhere these nodes give what they read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from spikezip.errors import ConfigError
@@ -43,9 +43,13 @@ def with_drop_path(program: Program, rate: float) -> Program:
         if rates.get(node.name, 0.0) > 0:
             *more, dropped = _left_out(program[sums[node.name]], node, rates[node.name])
             nodes += [*more, dropped]
-            node = node.reading(lambda name, of=sums[node.name], by=dropped.name: by if name == of else name)  # type: ignore[misc]
+            node = node.reading(_instead_of(sums[node.name], dropped.name))
         nodes.append(node)
     return replace(program, nodes=tuple(nodes))
+
+
+def _instead_of(name: str, by: str) -> Callable[[str], str]:
+    return lambda read: by if read == name else read
 
 
 def _left_out(branch: Node, total: Node, p: float) -> Iterator[Node]:

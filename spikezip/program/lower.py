@@ -240,7 +240,7 @@ class Reader:
             raise CoverageError(f"{self.module or 'the model'} uses {name}, which is no operation on tensors")
         self._follow_scalar(node, name, value)
         if name == "item":  # a number that stays a tensor here
-            return self.values[node.args[0]]  # type: ignore[index]  # its argument is a node
+            return self.values[_first(node)]
         if not isinstance(value, (Tensor, list, tuple)):
             return None
         args = [self.argument(x) for x in node.args]
@@ -250,7 +250,7 @@ class Reader:
         if not is_in_place(node):
             return self._operation(*functional_name(node), value, args, kwargs)
         result = self._operation(*functional_name(node), value, args, kwargs)
-        self.values[node.args[0]] = result  # type: ignore[index]  # what is written into is a node
+        self.values[_first(node)] = result
         return result
 
     def _follow_scalar(self, node: FxNode, name: str, value: Any) -> None:
@@ -303,11 +303,18 @@ class Reader:
         return self.function(f"aten.{name}.{overload or 'default'}", value, *args, **kwargs)
 
     def _getitem(self, node: FxNode, value: Any) -> Any:
-        source, index = node.args
-        whole = self.values[source]  # type: ignore[index]  # the first argument of getitem is a node
+        whole, index = self.values[_first(node)], node.args[1]
         if isinstance(whole, (list, tuple)):
-            return whole[index]  # type: ignore[index]  # and the second a number
+            assert isinstance(index, int)
+            return whole[index]
         return self.function("getitem", value, whole, index)
+
+
+def _first(node: FxNode) -> FxNode:
+    """The first argument of an operation on a tensor: another node."""
+    found = node.args[0]
+    assert isinstance(found, FxNode)
+    return found
 
 
 _FUNCTIONAL_OVERLOAD = {("masked_fill", "Scalar"): "Scalar", ("fill", "Scalar"): "Scalar"}
@@ -562,7 +569,7 @@ def _stuffed(reader: Reader, x: Ref, stride: tuple[int, ...]) -> Ref:
 def _flipped(reader: Reader, weight: Ref, groups: int) -> Ref:
     """The kernel `[in, out/groups, …]` of a transposed convolution as that of a plain one, `[out, in/groups, …]`."""
     node = reader._node(weight)
-    size, each, *kernel = (int(x) for x in node.shape)  # type: ignore[arg-type]  # weights have no symbols
+    size, each, *kernel = (x for x in node.shape if isinstance(x, int))  # a weight has no symbols
     dims = tuple(range(2, len(node.shape)))
     w = reader.function("aten.flip.default", (node.shape, node.dtype), weight, dims)
     split = (groups, size // groups, each, *kernel)

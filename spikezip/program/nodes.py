@@ -7,7 +7,7 @@ keys in a dict beside it.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 
@@ -45,7 +45,7 @@ class Node:
         """The names of the nodes that this one reads, in the order of its arguments."""
         return ()
 
-    def reading(self, rename: Callable[[str], str]) -> "Node":
+    def reading(self, rename: Callable[[str], str]) -> Self:
         """The same node with everything it reads renamed."""
         return self
 
@@ -92,7 +92,7 @@ class Function(Node):
     def reads(self) -> tuple[str, ...]:
         return tuple(ref.name for ref in _refs((self.args, self.kwargs)))
 
-    def reading(self, rename: Callable[[str], str]) -> "Function":
+    def reading(self, rename: Callable[[str], str]) -> Self:
         def change(x: Any) -> Any:
             return Ref(rename(x.name)) if isinstance(x, Ref) else x
 
@@ -114,7 +114,7 @@ class _Reader(Node):
     def reads(self) -> tuple[str, ...]:
         return tuple(name for slot in self.operands if (name := getattr(self, slot)) is not None)
 
-    def reading(self, rename: Callable[[str], str]) -> "_Reader":
+    def reading(self, rename: Callable[[str], str]) -> Self:
         given = {slot: getattr(self, slot) for slot in self.operands}
         renamed: dict[str, Any] = {slot: rename(name) for slot, name in given.items() if name is not None}
         return replace(self, **renamed)

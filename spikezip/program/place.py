@@ -261,7 +261,8 @@ class _Placer:
             value = self.reads.get((node.name, slot))
             if value is not None:
                 site = self.nodes[self.names[value]]
-                new = replace(new, **{slot: self._moved(getattr(node, slot), value, site.name)})  # type: ignore[arg-type]
+                moved: dict[str, Any] = {slot: self._moved(getattr(node, slot), value, site.name)}
+                new = replace(new, **moved)
                 by_channel = site.name if isinstance(site, Site) and site.by_channel else by_channel
         if self.config.weight_bits is None:
             return new
@@ -273,7 +274,8 @@ class _Placer:
             operand = getattr(node, slot)
             source = constant_source(self.program, operand, self.depends)
             if self.depends[node.name] is Depends.NETWORK and source is not None:
-                new = replace(new, **{slot: self._moved(operand, source, self._grid(source, False, None))})  # type: ignore[arg-type]
+                gridded: dict[str, Any] = {slot: self._moved(operand, source, self._grid(source, False, None))}
+                new = replace(new, **gridded)
         return new
 
     def _grid(self, weight: str, rows: bool, site: str | None) -> str:

@@ -16,7 +16,7 @@ def tables_on_grid(program: Program, bits: int) -> Program:
     lookups = [node for node in program.nodes if isinstance(node, Function) and _looks_up(program, node)]
     if not lookups:
         raise ConfigError(f"embedding_bits={bits}: the network has no embedding table; leave it None")
-    keys = {program[node.reads[0]].key: node for node in lookups}  # type: ignore[attr-defined]
+    keys = {found.key: node for node in lookups if isinstance(found := program[node.reads[0]], Weight)}
     for node in program.nodes:
         table = program[node.weight] if isinstance(node, Grid) else None
         shared = keys.get(table.key) if isinstance(table, Weight) else None

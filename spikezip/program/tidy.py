@@ -66,7 +66,7 @@ class _Tidy:
 
     def _split(self, node: Linear) -> None:
         """A linear product whose weight is computed: a product of two values, and a sum."""
-        node = node.reading(self._rename)  # type: ignore[assignment]  # it stays what it is
+        node = node.reading(self._rename)
         shape = self.program[node.weight].shape
         turned = Function(
             f"{node.name}.t", (shape[1], shape[0]), node.dtype, node.module, "aten.t.default", (Ref(node.weight),)
