@@ -9,7 +9,6 @@ the model writes N windows for each of both.
 """
 
 import argparse
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +17,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from calibrated import add_options, print_table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-import spikezip
-from spikezip.quant.calibration import EFFORTS
-from spikezip.quant.config import PLACEMENTS
 
 
 def windows(text: Path, tokenizer: Any, width: int) -> Tensor:
@@ -48,7 +44,7 @@ def own_windows(model: Any, tokenizer: Any, count: int, width: int, seed: int) -
 @torch.no_grad()
 def perplexity(network: Any, rows: Tensor, size: int) -> float:
     total = 0.0
-    for part in rows.split(size):
+    for part in rows.to(network.device).split(size):
         logits = network(input_ids=part, attention_mask=torch.ones_like(part)).logits
         total += float(F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), part[:, 1:].flatten(), reduction="sum"))
     return float(torch.tensor(total / rows[:, 1:].numel()).exp())
@@ -58,22 +54,18 @@ def drawn(rows: Tensor, count: int, order: Sequence[int]) -> Tensor:
     return rows[list(order)[:count]]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--gguf", help="a file of this kind in MODEL")
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--test", type=Path)
     parser.add_argument("--own", type=int, help="windows that the model writes, for calibration and for the test")
-    parser.add_argument("--levels", type=int, nargs="+", default=[256, 64, 32, 16])
-    parser.add_argument("--effort", nargs="+", choices=EFFORTS, default=["default"])
-    parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=["products"])
     parser.add_argument("--samples", type=int, default=32, help="windows to calibrate on")
     parser.add_argument("--windows", type=int, default=32, help="windows of the test")
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    add_options(parser, batch_size=4)
+    args = parser.parse_args(arguments)
     if not args.own and not (args.calibration and args.test):
         parser.error("give --calibration and --test, or --own")
     warnings.simplefilter("ignore")  # SiLU in a spiking network
@@ -88,30 +80,18 @@ def main() -> None:
         rows = windows(args.test, tokenizer, args.width)
         test = drawn(rows, args.windows, range(0, len(rows), max(1, len(rows) // args.windows)))
     model.config.use_cache = False
-    expected = perplexity(model, test, args.batch_size)
+    expected = perplexity(model.to(args.device), test, args.batch_size)
+    model.cpu()  # where networks are quantized, as by the command line
+
+    def batches() -> list[dict[str, Tensor]]:
+        return [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in known.split(args.batch_size)]
+
+    def judge(qann: Any, name: str) -> list[str]:
+        found = perplexity(qann, test, args.batch_size)
+        return [f"{found:.3f}", f"{found / expected:.3f}"]
+
     print(f"float: {expected:.3f} on {len(test)} windows of {args.width} tokens", flush=True)
-    print(
-        "| placement | effort | levels | perplexity | over float | sites | calibration |\n|---|---|---|---|---|---|---|"
-    )
-    for placement in args.placement:
-        for effort in args.effort:
-            for levels in args.levels:
-                qann = spikezip.quantize(model, spikezip.QuantConfig(levels=levels, placement=placement)).eval()
-                start = time.perf_counter()
-                batches = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in known.split(args.batch_size)]
-                spikezip.calibrate(qann, batches, effort, seed=args.seed)
-                took = time.perf_counter() - start
-                found = perplexity(qann, test, args.batch_size)
-                cells = (
-                    placement,
-                    effort,
-                    levels,
-                    f"{found:.3f}",
-                    f"{found / expected:.3f}",
-                    len(qann.sites),
-                    f"{took:.0f} s",
-                )
-                print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    print_table(model, args, batches, ["perplexity", "over float"], judge)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 import spikezip
 from spikezip.engines.folded import FoldedEngine
@@ -323,3 +324,58 @@ def test_other_spikes_than_the_other_checkout_are_wrong(capsys: pytest.CaptureFi
     args = against.parse([str(ROOT), "--rounds", "1", "--other-bits"])
     assert not against.row({"other": Told("a"), "this": Told("b")}, args, "zoo/vit", "event", 1)
     assert "1 *" in capsys.readouterr().out
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+WORDS = ["[PAD]", "a", "good", "bad", "film", "so", "dull", "fine"]
+COLUMNS = "| placement | effort | levels | {} | sites | calibration |"
+
+
+def save_reader(model: Any, folder: Path) -> Path:
+    """A model of texts, with a tokenizer."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[PAD]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]").save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_calibration_of_classifiers(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "model"
+    if kind == "images":
+        vit = transformers.ViTConfig(**SIZES, image_size=16, patch_size=8, num_labels=3)
+        transformers.ViTForImageClassification(vit).save_pretrained(folder)
+        data = tmp_path / "images.npz"
+        rng = np.random.default_rng(0)
+        np.savez(data, x=rng.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8), y=rng.integers(0, 3, 12))
+    else:
+        # Half precision, as such folders are often stored.
+        bert = transformers.BertConfig(**SIZES, vocab_size=len(WORDS), max_position_embeddings=12)
+        save_reader(transformers.BertForSequenceClassification(bert).half(), folder)
+        data = tmp_path / "dev.tsv"
+        lines = [f"{i % 2}\t{' '.join(WORDS[1 + (i + j) % 7] for j in range(1 + i % 5))}" for i in range(12)]
+        data.write_text("\n".join(["label\tsentence", *lines]) + "\n")
+    options = ["--levels", "256", "16", "--effort", "quick", "--samples", "8", "--batch-size", "4"]
+    networks = ["--device", "cpu", "--save", str(tmp_path / "networks")]
+    load("calibration").main([str(folder), str(data), str(data), *options, *networks])
+    float_line, header, _, *rows = capsys.readouterr().out.splitlines()
+    assert float_line.endswith(f"% of 12 {kind}")
+    assert header == COLUMNS.format("accuracy | as float")
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [row[:3] for row in cells] == [["products", "quick", "256"], ["products", "quick", "16"]]
+    assert float(cells[0][4].removesuffix(" %")) > 80
+    qann = spikezip.load(tmp_path / "networks" / "products-quick-16")
+    assert {site.levels for site in qann.sites.values()} == {16}
+    assert len(qann.sites) == int(cells[1][5])
+
+
+def test_calibration_of_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.LlamaConfig(**SIZES, vocab_size=len(WORDS), max_position_embeddings=16, bos_token_id=1)
+    folder = save_reader(transformers.LlamaForCausalLM(config), tmp_path / "llama")
+    words = ["--own", "4", "--width", "8", "--levels", "256", "--effort", "quick"]
+    load("perplexity").main([str(folder), *words])
+    float_line, header, _, row = capsys.readouterr().out.splitlines()
+    assert float_line.endswith("on 4 windows of 8 tokens")
+    assert header == COLUMNS.format("perplexity | over float")
+    assert abs(float(row.split(" | ")[4]) - 1) < 0.01
