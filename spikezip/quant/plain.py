@@ -85,6 +85,7 @@ def _function(node: Function, values: Mapping[str, Any], sizes: Bindings, device
     if node.op in _DROPOUT:
         return args[0]
     own = node.op in ("aten.softmax.int", "aten.layer_norm.default")  # torch's are as differentiable, and quicker
-    if is_differentiable(node.op, args) and not own:
+    # What reads nothing has no gradient, and is told on which device it is made.
+    if not node.reads or (is_differentiable(node.op, args) and not own):
         return evaluate(node.op, args, kwargs, node.dtype, device)
     return torch_operator(node.op)(*args, **kwargs)
