@@ -12,7 +12,7 @@ __all__ = ["Energy", "EnergyModel", "Joules", "Paper", "energy"]
 
 PICO = 1e-12
 NORMS = ("layernorm", "rmsnorm")
-ADDITIONS = ("add", "sum")
+ADDITIONS = ("add", "sum", "hadamard")
 
 
 @dataclass(frozen=True)

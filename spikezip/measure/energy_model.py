@@ -54,6 +54,8 @@ FUNCTIONS: Mapping[str, FunctionCost] = {
     "add": FunctionCost(adds=1, differential=False),
     "sum": FunctionCost(adds=1, row_macs=1, differential=False),
     "multiply": FunctionCost(macs=1),
+    # a stage of a rotation; its input changes by differences, whose rotation is the difference
+    "hadamard": FunctionCost(adds=1, differential=False),
     "other": FunctionCost(macs=1),
 }
 

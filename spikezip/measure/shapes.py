@@ -39,7 +39,7 @@ _COSTS = {
     **dict.fromkeys(("add", "sub", "rsub"), "add"),
     **dict.fromkeys(("mul", "div", "square", "pow", "true_divide"), "multiply"),
     **dict.fromkeys(("mean", "sum", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d"), "sum"),
-    **{name: name for name in ("tanh", "relu", "gelu", "silu", "sigmoid", "softmax")},
+    **{name: name for name in ("tanh", "relu", "gelu", "silu", "sigmoid", "softmax", "hadamard")},
     **dict.fromkeys(("layer_norm", "group_norm", "native_layer_norm"), "layernorm"),
     "rms_norm": "rmsnorm",
     **dict.fromkeys(("erf", "exp", "log", "sin", "cos", "softplus", "elu", "hardswish", "mish"), "function"),
@@ -333,6 +333,8 @@ class Finder:
         elif kind in ("softmax", "layernorm", "rmsnorm"):
             rows = elements // self.shape(node)[-1]
             name = node.module if kind != "softmax" and node.module else node.name
+        elif kind == "hadamard":  # an addition for each value and stage
+            elements *= node.args[1].bit_length() - 1
         elif operation == "gelu" and "tanh" in node.kwargs.values():
             kind = "gelu_tanh"
         return [FunctionShape(name, kind, elements, rows, behind)]

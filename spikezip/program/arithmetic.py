@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spikezip.ops import elementary, norm, softmax, sums
+from spikezip.ops.hadamard import hadamard
 
 Dims = int | Sequence[int] | None
 
@@ -421,6 +422,11 @@ def _getitem(values: Any, index: int) -> Any:
     return values[index]
 
 
+def _channels(x: Tensor, chosen: Sequence[int]) -> Tensor:
+    """Some channels (last dimension), by their numbers."""
+    return torch.stack([x[..., channel] for channel in chosen], dim=-1)
+
+
 _NAMED: dict[str, Callable[..., Any]] = {
     "sum.default": _sum,
     "sum.dim_IntList": _sum,
@@ -494,4 +500,8 @@ _NAMED: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("dropout.default", "alpha_dropout.default", "feature_dropout.default"), _same),
 }  # fmt: skip
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {f"aten.{name}": own for name, own in _NAMED.items()} | {"getitem": _getitem}
+FUNCTIONS: dict[str, Callable[..., Any]] = {f"aten.{name}": own for name, own in _NAMED.items()} | {
+    "getitem": _getitem,
+    "spikezip.hadamard": hadamard,
+    "spikezip.channels": _channels,
+}

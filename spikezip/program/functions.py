@@ -105,6 +105,8 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(_WIDE, Kind.WIDE),
     "getitem": Kind.IEEE,
     "causal_mask": Kind.IEEE,
+    "spikezip.hadamard": Kind.IEEE,
+    "spikezip.channels": Kind.SELECT,
 }
 
 # Activations that are no ReLU: a spiking network computes them again whenever their input has changed.
@@ -174,7 +176,7 @@ def is_differentiable(op: str, args: Any) -> bool:
 _DIFFERENTIABLE = frozenset(
     operators("softmax.int layer_norm to.dtype div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode dropout "
               "alpha_dropout feature_dropout")
-) | {"getitem"}  # fmt: skip
+) | {"getitem", "spikezip.hadamard", "spikezip.channels"}  # fmt: skip
 
 
 def _causal_mask(dtype: torch.dtype, device: torch.device, queries: int, keys: int) -> Tensor:

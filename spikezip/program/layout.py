@@ -196,6 +196,8 @@ class _Analysis:
         rank = len(self.program[name].shape)
         if label == "index":
             return self._indexes_samples(node, name, place)
+        if label in ("hadamard", "channels"):
+            return place == rank - 1
         if label == "layer_norm":
             return place >= rank - len(node.args[1])
         if label not in _ALONG:

@@ -50,6 +50,13 @@ def _folds(program: Program, site: Site) -> bool:
     return site.name not in program.returned
 
 
+def linear_readers(program: Program, name: str) -> list[Linear] | None:
+    """The linear products that read the codes of a site, moved or not; None if anything else reads them."""
+    readers = list(_readers(program, name))
+    found = [reader for reader in readers if isinstance(reader, Linear)]
+    return found if len(found) == len(readers) and name not in program.returned else None
+
+
 def _site_of(program: Program, node: Node) -> str:
     """The value that a product reads, before it was moved."""
     if not isinstance(node, Linear):

@@ -11,6 +11,7 @@ from spikezip.errors import ConfigError, InputError
 from spikezip.program.batch import Batch, as_batches
 from spikezip.program.nodes import Product, Site
 from spikezip.program.ranges import Codes, can_fold
+from spikezip.program.rotate import HADAMARD, Rotation, apart, can_part, can_rotate
 from spikezip.quant.levels import share_levels
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.quant.plain import evaluate_plain
@@ -23,6 +24,9 @@ EFFORTS = ("quick", "default", "thorough")
 Progress = Callable[[int, int], None]
 
 _COMPARED = 64  # samples on which outputs are compared with the float network's
+_WORTH = 0.7  # a rotation has to leave less of the error than this: it costs additions, and spikes
+_APART = (0, 4, 16)  # channels that may stay outside of a rotation
+_FEWER = 4  # of so many rows of a sample, one decides on rotations
 _FACTORS = (0.25, 0.5, 1, 2, 4)  # levels at which the error of a site is measured, as parts of the mean
 
 
@@ -77,6 +81,8 @@ def calibrate(
     with torch.autocast(qann.device.type, enabled=False), torch.no_grad():
         samples = see(qann.program, qann.tensors(), given, seed, step)
         calibration = _Calibration(qann, samples, can_fold(qann.program) if effort != "quick" else frozenset(), step)
+        if effort != "quick" and qann.quant_config.rotates:
+            calibration.rotate()
         levels = calibration.shared_levels() if sharing else calibration.own_levels()
         ranges = calibration.set_ranges(levels)
         floats = {key: tensor.detach().clone() for key, tensor in qann.tensors().items()}
@@ -107,8 +113,43 @@ class _Calibration:
         folding: Collection[str],
         step: Callable[[], None],
     ) -> None:
-        self.qann, self.samples, self.step = qann, samples, step
+        self.qann, self.samples, self.step = qann, dict(samples), step
         self.by_channel = {name: self._has_channels(site, name in folding) for name, site in qann.sites.items()}
+
+    def rotate(self) -> None:
+        """Rotate the channels of sites where that makes a much smaller error, with the same levels."""
+        found = {}
+        for name, block in can_rotate(self.qann.program).items():
+            config = self.qann.quant_config.site(name)
+            if (config.signed, config.lo, config.per_channel) == (None, None, None):
+                rotation = self._rotation(self.qann.sites[name], block)
+                if rotation is not None:
+                    found[name] = rotation
+        self.qann.rotate(found)
+        for name, rotation in found.items():
+            if rotation.apart:
+                self.samples[apart(name)] = self.samples[name].channels(rotation.apart)
+                self.by_channel[apart(name)] = True
+            self.samples[name] = self.samples[name].rotated(rotation)
+            self.by_channel[name] = False
+
+    def _rotation(self, site: Site, block: int) -> Rotation | None:
+        sample = self.samples[site.name].some(_FEWER)
+        levels = site.levels
+        least = _WORTH * self._error(site, levels, sample)
+        best = None
+        largest = sample.u.abs().amax(0).argsort(descending=True).tolist()
+        for count in _APART if can_part(self.qann.program, site.name) else _APART[:1]:
+            if count > block // 2:
+                continue
+            rotation = Rotation(block, tuple(sorted(largest[:count])))
+            symmetric = [(-(levels // 2), (levels - 1) // 2)]
+            error = best_range(sample.rotated(rotation), symmetric, by_channel=False, quickly=True).error
+            if count:
+                error += best_range(sample.channels(rotation.apart), symmetric, by_channel=True, quickly=True).error
+            if error < least:
+                best, least = rotation, error * _WORTH  # channels that stay apart are to be worth it as well
+        return best
 
     def own_levels(self) -> dict[str, int]:
         return {name: site.levels for name, site in self.qann.sites.items()}
@@ -149,10 +190,11 @@ class _Calibration:
             return [(-levels // 2, levels // 2 - 1) if config.signed else (0, levels - 1)]
         negative = site.signed and bool((self.samples[site.name].u < 0).any())
         # What a product gives is about symmetric, and q, k and v with equal codes share a kernel.
-        behind_product = isinstance(self.qann.program[site.u], Product)
+        before = self.qann.program[site.u]
+        behind_product = isinstance(before, Product) or getattr(before, "op", "") == HADAMARD
         return splits(levels, negative)[:1] if negative and behind_product else splits(levels, negative)
 
-    def _error(self, site: Site, levels: int) -> float:
-        sample = self.samples[site.name]
+    def _error(self, site: Site, levels: int, sample: Sample | None = None) -> float:
+        sample = self.samples[site.name] if sample is None else sample
         choices = self._splits(site, levels)
         return best_range(sample, choices[:: 2 if len(choices) > 2 else 1], self.by_channel[site.name], True).error

@@ -73,6 +73,8 @@ class QuantConfig:
         attention: what is quantized in attention. `"probabilities"`: the softmax, as in the paper; `"exponentials"`:
             the exponentials, which are divided by their sum after the product with v. They need fewer levels and fire
             more spikes. None: probabilities with the placement `"paper"`, else exponentials.
+        rotate: whether calibration may rotate the channels of sites, where that makes a smaller error: with additions,
+            in every step. None: with the placement `"products"`, not with that of the paper.
 
     Example:
         >>> config = QuantConfig(levels=16, sites={"*.p": SiteConfig(levels=64)})
@@ -88,6 +90,7 @@ class QuantConfig:
     embedding_bits: int | None = None
     placement: str = "paper"
     attention: str | None = None
+    rotate: bool | None = None
 
     def __post_init__(self) -> None:
         check_levels(self.levels, signed=True)  # every network has signed sites; unsigned ones are set by pattern
@@ -99,6 +102,8 @@ class QuantConfig:
             raise ConfigError(f"placement={self.placement!r}: choose one of {', '.join(PLACEMENTS)}")
         if self.attention is not None and self.attention not in ATTENTIONS:
             raise ConfigError(f"attention={self.attention!r}: choose one of {', '.join(ATTENTIONS)}, or None")
+        if not isinstance(self.rotate, bool | None):
+            raise ConfigError(f"rotate={self.rotate!r}: choose True, False or None")
         sites = {}
         for pattern, site in self.sites.items():
             try:
@@ -113,6 +118,11 @@ class QuantConfig:
     def exponentials(self) -> bool:
         """Whether attention is quantized before the division of its softmax."""
         return self.attention == "exponentials" or (self.attention is None and self.placement == "products")
+
+    @property
+    def rotates(self) -> bool:
+        """Whether calibration may rotate the channels of sites."""
+        return self.placement == "products" if self.rotate is None else self.rotate
 
     def site(self, name: str) -> SiteConfig:
         """The settings for the site of this name."""
@@ -129,8 +139,9 @@ class QuantConfig:
             del data["embedding_bits"]
         if data["placement"] == "paper":
             del data["placement"]
-        if data["attention"] is None:
-            del data["attention"]
+        for name in ("attention", "rotate"):
+            if data[name] is None:
+                del data[name]
         for site in data["sites"].values():
             if site["per_channel"] is None:
                 del site["per_channel"]

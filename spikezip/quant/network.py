@@ -17,6 +17,7 @@ from spikezip.program.functions import ACTIVATIONS
 from spikezip.program.nodes import Function, Node, Program, Site, Weight
 from spikezip.program.place import place
 from spikezip.program.ranges import Codes, with_codes
+from spikezip.program.rotate import Rotation, with_rotations
 from spikezip.program.tables import tables_on_grid
 from spikezip.program.tidy import tidy
 from spikezip.program.tree import attach, locate, tensor_at, tensors_in
@@ -49,9 +50,12 @@ class QuantizedNetwork(nn.Module):
             attach(self, key, tensors[key].detach().clone(), parameter=trained)
         like = next(t for t in tensors.values() if t.is_floating_point())
         for site in program.sites.values():
-            attach(self, self.scale_key(site.name), like.new_ones(_channels(site)), parameter=True)
-            ready = torch.zeros((), dtype=torch.bool, device=like.device)
-            attach(self, f"{program.prefix}{site.name}.site_ready", ready, parameter=False)
+            self._attach_scale(site, like)
+
+    def _attach_scale(self, site: Site, like: Tensor) -> None:
+        attach(self, self.scale_key(site.name), like.new_ones(_channels(site)), parameter=True)
+        ready = torch.zeros((), dtype=torch.bool, device=like.device)
+        attach(self, f"{self.program.prefix}{site.name}.site_ready", ready, parameter=False)
 
     def scale_key(self, site: str) -> str:
         return f"{self.program.prefix}{site}.site_scale"
@@ -79,7 +83,7 @@ class QuantizedNetwork(nn.Module):
     def set_ranges(self, codes: Mapping[str, Codes], scales: Mapping[str, Tensor]) -> None:
         """Give sites other codes, and scales for these: one number, or one per channel."""
         like = next(iter(self.parameters()))
-        self.__dict__["program"] = with_codes(self.program, codes)  # a part of the model may have this name, too
+        self._set_program(with_codes(self.program, codes))
         for name, scale in scales.items():
             own = self.scale(name)
             shape = (_channels(self.sites[name]),)
@@ -88,6 +92,19 @@ class QuantizedNetwork(nn.Module):
                     new = nn.Parameter(own.new_ones(shape), own.requires_grad)
                 attach(self, self.scale_key(name), new, parameter=True)
             self.set_scale(name, scale.to(like))
+
+    @torch.no_grad()
+    def rotate(self, rotations: Mapping[str, Rotation]) -> None:
+        """Rotate the channels of some sites; these, and those of channels that stay apart, need scales next."""
+        before = set(self.sites)
+        self._set_program(with_rotations(self.program, rotations))
+        with torch.inference_mode(False):  # whose tensors could not be trained
+            for name in (name for name in self.sites if name in rotations or name not in before):
+                self._attach_scale(self.sites[name], next(iter(self.parameters())))
+                self._ready.discard(name)
+
+    def _set_program(self, program: Program) -> None:
+        self.__dict__["program"] = program  # a part of the model may have this name, too
 
     def is_ready(self, site: str) -> bool:
         """Whether the scale of a site was set by calibration, by training or from a checkpoint."""

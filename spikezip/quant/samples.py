@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from spikezip.errors import InputError
+from spikezip.ops.hadamard import hadamard
 from spikezip.program.nodes import Program, Ref, Site
+from spikezip.program.rotate import Rotation
 from spikezip.quant.plain import evaluate_plain
 
 _ROWS = 2048  # kept of each site
@@ -49,6 +51,19 @@ class Sample:
     def part(self, which: int) -> "Sample":
         """Every other row, from the first or the second on."""
         return Sample(self.u[which::2], self.gradient[which::2], self.weight[which::2])
+
+    def some(self, stride: int) -> "Sample":
+        """Every so many rows."""
+        return Sample(self.u[::stride], self.gradient[::stride], self.weight[::stride])
+
+    def rotated(self, rotation: Rotation) -> "Sample":
+        """The rows in rotated channels. An error there moves the output by its product with the rotated gradient."""
+        u, gradient = (hadamard(x, rotation.block, rotation.apart) for x in (self.u, self.gradient))
+        return Sample(u, gradient / rotation.block, self.weight)
+
+    def channels(self, chosen: Sequence[int]) -> "Sample":
+        """Some channels of the rows."""
+        return Sample(self.u[:, list(chosen)], self.gradient[:, list(chosen)], self.weight)
 
     @classmethod
     def join(cls, parts: Sequence["Sample"]) -> "Sample":
