@@ -154,7 +154,7 @@ def check(network: Network, node: Node) -> None:
 
 def short(op: str) -> str:
     """The name of an operation: `aten.relu.default` is `relu`, `aten.add.Tensor` is `add.Tensor`."""
-    return op.removeprefix("aten.").removesuffix(".default")
+    return op.removeprefix("aten.").removeprefix("spikezip.").removesuffix(".default")
 
 
 # A size that depends on the batch: `["symbol", NAME]`, or an operation on sizes and numbers.
@@ -695,6 +695,23 @@ def scattered(x: Array, dim: int, index: Array, value: float) -> Array:
     return x
 
 
+def hadamard(x: Array, block: int, skip: Sequence[int] = ()) -> Array:
+    """The Walsh–Hadamard transform of the last dimension in blocks, with signs before it; some channels count as zero.
+
+    Example:
+        >>> hadamard(np.array([1, 2, 3, 4], f32), 4).tolist()
+        [2.0, 6.0, 4.0, -8.0]
+    """
+    within = [c % block for c in range(x.shape[-1])]
+    signs = [0 if c in skip else 1 - 2 * ((i & i >> 1).bit_count() % 2) for c, i in enumerate(within)]
+    x, half = np.where(np.array(signs) == 0, 0, x * np.array(signs, x.dtype)).astype(x.dtype), 1
+    while half < block:  # neighbours first: additions of floats have an order
+        pairs = x.reshape(*x.shape[:-1], -1, 2, half)
+        x = np.stack([pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]], -2).reshape(x.shape)
+        half *= 2
+    return x
+
+
 # The rest. What is said in float64 above is rounded here, to the dtype of the result.
 OTHERS: dict[str, Callable[..., Any]] = {
     "softmax.int": lambda x, dim, _=None: np.swapaxes(softmax(np.swapaxes(x, dim, -1)), dim, -1),
@@ -732,6 +749,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "zeros": lambda sizes, **_: np.zeros(sizes), "ones": lambda sizes, **_: np.ones(sizes),
     "eye": lambda n, **_: np.eye(n),
     "full": lambda sizes, value, **_: np.full(sizes, value), "scalar_tensor": lambda x, **_: np.asarray(x),
+    "hadamard": hadamard, "channels": lambda x, chosen: x[..., list(chosen)],
     "causal_mask": lambda rows, columns: np.where(np.tri(rows, columns, dtype=bool), f32(0), np.finfo(f32).min),
 }  # fmt: skip
 KNOWN = MOVES | ARITHMETIC | COMPARISONS | CURVES | OTHERS

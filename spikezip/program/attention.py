@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from spikezip.program.analysis import chain, moves_channels
 from spikezip.program.functions import KINDS, Kind
-from spikezip.program.nodes import Function, Matmul, Node, Program, Ref, Site, Values, map_arguments
+from spikezip.program.nodes import Function, Linear, Matmul, Node, Program, Ref, Site, Values, map_arguments
 
 _SOFTMAX, _EXP, _MAX = "aten.softmax.int", "aten.exp.default", "aten.amax.default"
 _DROPOUT = "aten.dropout.default"
@@ -43,7 +43,7 @@ def with_exponentials(program: Program) -> Program:
             nodes += _division(program, node, behind[node.name], {each.name for each in nodes})
             renamed[node.name] = nodes[-1].name
     output = map_arguments(program.output, lambda x: Ref(renamed.get(x.name, x.name)) if isinstance(x, Ref) else x)
-    return replace(program, nodes=tuple(nodes), output=output)
+    return _with_whole_channels(replace(program, nodes=tuple(nodes), output=output))
 
 
 def weighs_places(program: Program, name: str) -> bool:
@@ -89,6 +89,43 @@ def _mixes(program: Program, site: Site) -> list[Matmul]:
             else:
                 return []
     return found
+
+
+def _with_whole_channels(program: Program) -> Program:
+    """With sites behind the movement that puts heads side by side, where weights read them.
+
+    Their last dimension is then all channels of the product with weights, and each can have a scale of its own.
+    """
+    moved = {site.name: steps for site in program.sites.values() if (steps := _steps_to_weights(program, site))}
+    first = {steps[0].name: program.sites[name].u for name, steps in moved.items()}
+    last = {steps[-1].name: program.sites[name] for name, steps in moved.items()}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if node.name in moved:
+            continue
+        node = node.reading(lambda name: last[name].name if name in last else name)
+        if node.name in first and isinstance(node, Function):
+            node = replace(node, args=(Ref(first[node.name]), *node.args[1:]))
+        nodes.append(node)
+        if node.name in last:
+            nodes.append(replace(last[node.name], shape=node.shape, u=node.name))
+    return replace(program, nodes=tuple(nodes))
+
+
+def _steps_to_weights(program: Program, site: Site) -> list[Function]:
+    """The movement from a site to products with weights, if it moves channels, and nothing else reads what it moves."""
+    found: list[Function] = []
+    name = site.name
+    while name not in program.returned:
+        readers = program.readers[name]
+        if readers and all(isinstance(reader, Linear) and reader.x == name for reader in readers):
+            return found if any(moves_channels(step, program) for step in found) else []
+        step = readers[0] if len(readers) == 1 else None
+        if not isinstance(step, Function) or KINDS[step.op] is not Kind.MOVE or len(step.reads) != 1:
+            break
+        found.append(step)
+        name = step.name
+    return []
 
 
 def _exponentials(softmax: Node) -> list[Node]:

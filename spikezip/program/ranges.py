@@ -20,8 +20,8 @@ class Codes:
 def can_fold(program: Program) -> frozenset[str]:
     """The sites that can have a scale per channel at no cost: it becomes part of the weights that read them.
 
-    All products that read the codes are linear, over the channels as the site has them, with weights that nothing else
-    reads. Functions read values, which may have any scales.
+    All products that read the codes are linear, over the channels as the site has them, with weights that are on no
+    other grid. Functions read values, which may have any scales.
 
     Example:
         >>> import torch, spikezip
@@ -45,7 +45,8 @@ def _folds(program: Program, site: Site) -> bool:
         grid = program[reader.weight]
         if isinstance(grid, Grid):
             sites = {_site_of(program, each) for each in program.readers[grid.name]}
-            if len(sites) > 1 or len(program.readers[grid.weight]) > 1 or grid.name in program.returned:
+            others = [each for each in program.readers[grid.weight] if isinstance(each, Grid) and each is not grid]
+            if len(sites) > 1 or others or grid.name in program.returned:
                 return False
     return site.name not in program.returned
 

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from spikezip.engines.quantized import quantized
+from spikezip.engines.walk import sizes_of
 from spikezip.errors import ConfigError, InputError
 from spikezip.program.batch import Batch, as_batches
 from spikezip.program.nodes import Product, Site
 from spikezip.program.ranges import Codes, can_fold
-from spikezip.program.rotate import HADAMARD, Rotation, apart, can_part, can_rotate
+from spikezip.program.rotate import HADAMARD, Rotation, apart, can_part, can_rotate, can_rotate_together
+from spikezip.program.sizes import Bindings
 from spikezip.quant.levels import share_levels
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.quant.plain import evaluate_plain
@@ -82,7 +84,7 @@ def calibrate(
         samples = see(qann.program, qann.tensors(), given, seed, step)
         calibration = _Calibration(qann, samples, can_fold(qann.program) if effort != "quick" else frozenset(), step)
         if effort != "quick" and qann.quant_config.rotates:
-            calibration.rotate()
+            calibration.rotate(sizes_of(qann.program, given[0]))
         levels = calibration.shared_levels() if sharing else calibration.own_levels()
         ranges = calibration.set_ranges(levels)
         floats = {key: tensor.detach().clone() for key, tensor in qann.tensors().items()}
@@ -116,13 +118,18 @@ class _Calibration:
         self.qann, self.samples, self.step = qann, dict(samples), step
         self.by_channel = {name: self._has_channels(site, name in folding) for name, site in qann.sites.items()}
 
-    def rotate(self) -> None:
+    def rotate(self, sizes: Bindings) -> None:
         """Rotate the channels of sites where that makes a much smaller error, with the same levels."""
-        found = {}
-        for name, block in can_rotate(self.qann.program).items():
-            config = self.qann.quant_config.site(name)
-            if (config.signed, config.lo, config.per_channel) == (None, None, None):
-                rotation = self._rotation(self.qann.sites[name], block)
+        program, found = self.qann.program, dict[str, Rotation]()
+        for one, other, block in can_rotate_together(program, sizes):
+            if self._is_free(one) and self._is_free(other) and other not in found:
+                first, second = Rotation(block), Rotation(block, arrives=other in can_rotate(program))
+                before = self._roughly(one) + self._roughly(other)
+                if self._roughly(one, first) + self._roughly(other, second) < _WORTH * before:
+                    found |= {one: first, other: second}
+        for name, block in can_rotate(program).items():
+            if self._is_free(name) and name not in found:
+                rotation = self._rotation(name, block)
                 if rotation is not None:
                     found[name] = rotation
         self.qann.rotate(found)
@@ -131,23 +138,33 @@ class _Calibration:
                 self.samples[apart(name)] = self.samples[name].channels(rotation.apart)
                 self.by_channel[apart(name)] = True
             self.samples[name] = self.samples[name].rotated(rotation)
-            self.by_channel[name] = False
+            self.by_channel[name] = rotation.arrives and self.by_channel[name]
 
-    def _rotation(self, site: Site, block: int) -> Rotation | None:
-        sample = self.samples[site.name].some(_FEWER)
-        levels = site.levels
-        least = _WORTH * self._error(site, levels, sample)
-        best = None
-        largest = sample.u.abs().amax(0).argsort(descending=True).tolist()
-        for count in _APART if can_part(self.qann.program, site.name) else _APART[:1]:
-            if count > block // 2:
-                continue
+    def _is_free(self, name: str) -> bool:
+        """Whether the config leaves codes and scales of a site to calibration."""
+        config = self.qann.quant_config.site(name)
+        return (config.signed, config.lo, config.per_channel) == (None, None, None)
+
+    def _roughly(self, name: str, rotation: Rotation | None = None) -> float:
+        """The error of a site, rotated or not, by some rows."""
+        site, sample = self.qann.sites[name], self.samples[name].some(_FEWER)
+        if rotation is None:
+            return self._error(site, site.levels, sample)
+        by_channel = rotation.arrives and self.by_channel[name]
+        error = best_range(sample.rotated(rotation), _symmetric(site.levels), by_channel, quickly=True).error
+        if rotation.apart:
+            few = sample.channels(rotation.apart)
+            error += best_range(few, _symmetric(site.levels), by_channel=True, quickly=True).error
+        return error
+
+    def _rotation(self, name: str, block: int) -> Rotation | None:
+        """How a site that weights read is rotated; None if it is better as it is."""
+        least, best = _WORTH * self._roughly(name), None
+        largest = self.samples[name].u.abs().amax(0).argsort(descending=True).tolist()
+        for count in _APART if can_part(self.qann.program, name) else _APART[:1]:
             rotation = Rotation(block, tuple(sorted(largest[:count])))
-            symmetric = [(-(levels // 2), (levels - 1) // 2)]
-            error = best_range(sample.rotated(rotation), symmetric, by_channel=False, quickly=True).error
-            if count:
-                error += best_range(sample.channels(rotation.apart), symmetric, by_channel=True, quickly=True).error
-            if error < least:
+            error = self._roughly(name, rotation)
+            if error < least and count <= block // 2:
                 best, least = rotation, error * _WORTH  # channels that stay apart are to be worth it as well
         return best
 
@@ -198,3 +215,7 @@ class _Calibration:
         sample = self.samples[site.name] if sample is None else sample
         choices = self._splits(site, levels)
         return best_range(sample, choices[:: 2 if len(choices) > 2 else 1], self.by_channel[site.name], True).error
+
+
+def _symmetric(levels: int) -> list[tuple[int, int]]:
+    return [(-(levels // 2), (levels - 1) // 2)]

@@ -41,8 +41,8 @@ def _rows(x, signs, block, out, first, last):
 
 
 @lru_cache(maxsize=1024)
-def _signs(channels: int, skip: tuple[int, ...]) -> np.ndarray:
-    found: np.ndarray = reference.signs(channels, skip).numpy()
+def _signs(channels: int, block: int, skip: tuple[int, ...]) -> np.ndarray:
+    found: np.ndarray = reference.signs(channels, block, skip).numpy()
     return found
 
 
@@ -50,6 +50,6 @@ def hadamard(x: Tensor, block: int, skip: Sequence[int] = ()) -> Tensor:
     """As `reference.hadamard`, for floats on the CPU that need no gradient."""
     rows = x.detach().reshape(-1, x.shape[-1])
     out = torch.empty_like(rows)
-    given, found, signs = rows.numpy(), out.numpy(), _signs(x.shape[-1], tuple(skip))
+    given, found, signs = rows.numpy(), out.numpy(), _signs(x.shape[-1], block, tuple(skip))
     share(lambda first, last: _rows(given, signs, block, found, first, last), len(rows), rows.numel())
     return out.view(x.shape)

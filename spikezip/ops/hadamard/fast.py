@@ -14,7 +14,7 @@ def hadamard(x: Tensor, block: int, skip: Sequence[int] = ()) -> Tensor:
 
     Example:
         >>> hadamard(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), block=4)
-        tensor([[ 2., -2.,  4.,  0.]])
+        tensor([[ 2.,  6.,  4., -8.]])
     """
     plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     if not plain or not numba_is_here() or (x.requires_grad and torch.is_grad_enabled()):

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 
-def signs(channels: int, skip: Sequence[int] = ()) -> Tensor:
-    """What each channel is multiplied with before: the Rudin–Shapiro sequence, −1 where `11` occurs an odd number of
-    times in the binary number of the channel; 0 for those to be left out. As int8.
+def signs(channels: int, block: int, skip: Sequence[int] = ()) -> Tensor:
+    """What each channel is multiplied with before: in each block the Rudin–Shapiro sequence, −1 where the binary number
+    of the channel in its block holds `11` an odd number of times; 0 for channels to be left out. As int8.
 
     Example:
-        >>> signs(8, skip=[5]).tolist()
-        [1, 1, 1, -1, 1, 0, -1, 1]
+        >>> signs(8, block=8, skip=[5]).tolist(), signs(8, block=4).tolist()
+        ([1, 1, 1, -1, 1, 0, -1, 1], [1, 1, 1, -1, 1, 1, 1, -1])
     """
-    found = [-1 if (c & c >> 1).bit_count() % 2 else 1 for c in range(channels)]
+    found = [-1 if (c & c >> 1).bit_count() % 2 else 1 for c in range(block)] * (channels // block)
     for channel in skip:
         found[channel] = 0
     return torch.tensor(found, dtype=torch.int8)
@@ -27,11 +27,11 @@ def hadamard(x: Tensor, block: int, skip: Sequence[int] = ()) -> Tensor:
 
     Example:
         >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]), block=4)
-        tensor([ 2., -2.,  4.,  0.])
+        tensor([ 2.,  6.,  4., -8.])
         >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]), block=2)
-        tensor([ 3., -1., -1.,  7.])
+        tensor([ 3., -1.,  7., -1.])
     """
-    sign = signs(x.shape[-1], skip).to(x.device)
+    sign = signs(x.shape[-1], block, skip).to(x.device)
     y = torch.where(sign == 0, x.new_zeros(()), x * sign)
     half = 1
     while half < block:
