@@ -21,7 +21,7 @@ from spikezip.engines.synapses import Pair
 from spikezip.engines.walk import collect
 from spikezip.errors import ConfigError
 from spikezip.ops.compiled import numba_is_here
-from spikezip.ops.event import Layer, Source
+from spikezip.ops.neuron import Layer, Source
 from spikezip.program.analysis import source
 from spikezip.program.freeze import Frozen
 from spikezip.program.layout import Layout

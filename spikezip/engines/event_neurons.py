@@ -14,8 +14,8 @@ from torch import Tensor
 
 from spikezip.engines.synapses import Synapse
 from spikezip.ops import grid, neuron
-from spikezip.ops.event import Layer, Source, Track, Walk, walk
 from spikezip.ops.grid.fast import int8_products_pay
+from spikezip.ops.neuron import Layer, Source, Track, Walk
 from spikezip.program.nodes import Site
 
 Arriving = Callable[[list[int]], Tensor]  # moments → what has arrived by each of them, [moments, neurons]
@@ -110,7 +110,7 @@ class LinearNeurons(CompiledNeurons):
         self.sums: Tensor | None = None  # their product, if it has been kept
         self.walks = moves and Walk.suits(self.layer, self.weight)
         self.walk: Walk | None = None  # made when it is first needed
-        self.most = 1.0 if walk.walks_pay() else _SHARE_ON_INT8_UNITS
+        self.most = _SHARE_ON_INT8_UNITS if int8_products_pay() else 1.0  # float units are slower than adding up
         self.on_int8_units = self.inputs > 1 and synapse.largest <= 127 and int8_products_pay()
         self.share: list[float] | None = None  # which share of the codes changes at each moment, if that is known
 

@@ -20,7 +20,7 @@ from spikezip.engines.state import Drive
 from spikezip.engines.walk import main_output, sizes_of
 from spikezip.errors import ConfigError, SpikezipError
 from spikezip.ops.compiled import numba_is_here
-from spikezip.ops.neuron.fast import not_a_number
+from spikezip.ops.neuron import not_a_number
 from spikezip.program.freeze import Frozen, scale_key
 from spikezip.program.layout import Layout
 from spikezip.program.nodes import Program, Site, map_arguments

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from spikezip.errors import SpikezipError
 from spikezip.ops import grid, kernels, rounding
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.neuron import reference
+from spikezip.ops.neuron.layer import Layer, Source, Track, not_a_number
 from spikezip.ops.rounding.fast import BLOCK, has_inverse, make_scratch, round_block
 
 
@@ -41,14 +41,14 @@ def walk(
         from spikezip.ops.neuron import triton
 
         return triton.walk(u, tracer, scale, *limits, after)
-    narrow = u.dtype in (torch.float32, torch.int32) and tracer.dtype == torch.int8
-    if u.device.type == "cpu" and narrow and numba_is_here() and has_inverse(scale):
-        from spikezip.ops.neuron import compiled  # only where it is used: importing the library must not need it
-
-        found = compiled.walk(u.contiguous(), tracer, scale, *limits, after)
-        if found is None:
-            raise not_a_number()
-        return found
+    if u.device.type == "cpu" and u.dtype in (torch.float32, torch.int32) and tracer.dtype == torch.int8:
+        channels = max(scale.numel(), 1 if after is None else after[0].numel())
+        source = Source((samples, u.shape[1] // (samples * channels), channels), *after or ())
+        if numba_is_here() and Layer.suits(source, scale, lo, hi):
+            track = Track(len(u), tracer, samples)
+            layer = Layer(source, scale, lo, hi, max_spike)
+            layer.follow(track, 0, u.contiguous(), list(range(len(u))), held=0, awake=True)
+            return track.codes[1:], torch.from_numpy(track.counts)
     if after is not None:
         u = grid.scale_bias(u.view(-1, len(after[0])), *after).view(u.shape)
     if u.device.type == "cpu" and u.dtype == torch.float32 and not scale.ndim and has_inverse(scale):
@@ -100,12 +100,6 @@ def walk_products(
         walked.append(walk(total, tracer[i], scale[i], *limits, (factor[i], None if bias is None else bias[i])))
     tracers, counts = zip(*walked, strict=True)
     return torch.stack(tracers), torch.stack(counts)
-
-
-def not_a_number() -> SpikezipError:
-    return SpikezipError(
-        "what reaches a neuron is not a number; check the input (is it normalised?), the weights and the scales"
-    )
 
 
 def _narrow(tracers: Tensor, counts: Tensor, tracer: Tensor) -> tuple[Tensor, Tensor]:
