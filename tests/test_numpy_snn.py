@@ -19,9 +19,9 @@ from captured import quantized_network
 from torch import Tensor, nn
 
 import spikezip
+from spikezip.engines.engine import Drive
 from spikezip.engines.loop import run
 from spikezip.engines.quantized import quantized
-from spikezip.engines.state import Drive
 from spikezip.engines.synapses import InputLayer, Synapse
 from spikezip.program import functions
 from spikezip.program.nodes import Linear

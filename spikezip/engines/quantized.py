@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from spikezip.engines.synapses import Pair, Synapse
-from spikezip.engines.walk import SiteRule, collect, constants, sizes_of, uses_of_moving, walk
+from spikezip.engines.walk import SiteRule, collect, constants, uses_of_moving, walk
 from spikezip.ops import rounding
+from spikezip.program.batch import sizes_of
 from spikezip.program.freeze import Frozen
 from spikezip.program.nodes import Matmul, Site
 

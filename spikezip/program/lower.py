@@ -5,7 +5,6 @@ Most operations become one function. Here stand those that become products, or s
 
 import operator
 from collections.abc import Callable, Mapping
-from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.fx import Node as FxNode
 from spikezip.errors import CoverageError
 from spikezip.program.functions import KINDS, kind_of
 from spikezip.program.nodes import Convolution, Function, Input, Linear, Matmul, Node, Ref, Weight
-from spikezip.program.sizes import Size, from_torch, minus, plus
+from spikezip.program.sizes import Size, from_torch, minus, plus, times
 
 # These leave values as they are, or only say something about them.
 _SAME = {
@@ -449,16 +448,6 @@ def _spread(reader: Reader, x: Ref, letters: str, out: str, sizes: Any) -> Ref:
 
 def _product(sizes: Mapping[str, Any], letters: list[str]) -> Any:
     return times(*(sizes[x] for x in letters))
-
-
-def times(*sizes: Any) -> Any:
-    """The product of sizes, a plain number where no symbol is among them."""
-    number = prod(x for x in sizes if not isinstance(x, Size))
-    symbolic = [x for x in sizes if isinstance(x, Size)]
-    if not symbolic:
-        return number
-    factors = ([number] if number != 1 else []) + symbolic
-    return factors[0] if len(factors) == 1 else Size("*", tuple(factors))
 
 
 def _attention(

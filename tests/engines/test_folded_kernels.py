@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from spikezip.engines import graphs
+from spikezip.engines.engine import Drive
 from spikezip.engines.folded import FoldedEngine
 from spikezip.engines.fuse import Attention, Norm, Products, Step, Sum, fuse
 from spikezip.engines.loop import run
-from spikezip.engines.state import Drive
 from spikezip.ops import elementary, neuron, norm, softmax, sums
 from spikezip.ops.grid import choose
 from spikezip.ops.neuron import fast, reference

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 import spikezip
 from spikezip.engines.quantized import quantized
-from spikezip.engines.walk import collect, sizes_of
+from spikezip.engines.walk import collect
 from spikezip.errors import CalibrationError
 from spikezip.measure.agreement import agreement
+from spikezip.program.batch import sizes_of
 from spikezip.program.capture import capture
 from spikezip.program.dropout import with_dropout
 from spikezip.program.floats import function_value, plain_product
