@@ -302,7 +302,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(graphs, "_on_cuda", lambda engine: True)
     monkeypatch.setattr(graphs, "_allocated", lambda device: (0, 0))
-    compiled = (choose, elementary.fast, norm.fast, softmax.fast, sums.fast)
+    compiled = (choose, elementary, norm.fast, softmax.fast, sums.fast)
     for module in compiled:
         monkeypatch.setattr(module, "numba_is_here", lambda: False)  # compiled loops are no operators
     monkeypatch.setattr(elementary, "root", torch.sqrt)  # nor is NumPy's root; that of torch is near enough here

@@ -70,31 +70,20 @@ def work_dtype(u: Tensor) -> torch.dtype:
     return torch.float64 if u.dtype == torch.float64 else torch.float32
 
 
-def forward(u: Tensor, scale: Tensor, lo: int, hi: int, out_dtype: torch.dtype = torch.float32) -> Tensor:
-    """The integer codes of `u`, by the one rounding rule; `scale` for the whole tensor or per channel.
-
-    Example:
-        >>> forward(torch.tensor([[0.3, 0.3]]), torch.tensor([0.5, 0.1]), -4, 3)
-        tensor([[1., 3.]])
-    """
-    check_shapes(u, scale)
-    check_codes_dtype(out_dtype, lo, hi)
-    wide = u.detach().to(work_dtype(u))
-    return rounding.code(wide, _spread(scale), lo, hi).to(out_dtype)
-
-
 def quantize(
-    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32
+    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32, with_values: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The values `code · scale`, with one rounding, and the codes.
+    """The values `code · scale`, with one rounding, and the codes, by the one rounding rule; or the codes twice.
 
     Example:
         >>> quantize(torch.tensor([0.3, -9.0]), torch.tensor(0.5), -4, 3, torch.int8)
         (tensor([ 0.5000, -2.0000]), tensor([ 1, -4], dtype=torch.int8))
     """
-    codes = forward(u, scale, lo, hi, codes_dtype)
+    check_shapes(u, scale)
+    check_codes_dtype(codes_dtype, lo, hi)
     dtype = work_dtype(u)
-    return codes.to(dtype) * _spread(scale).to(dtype), codes
+    codes = rounding.code(u.detach().to(dtype), _spread(scale), lo, hi).to(codes_dtype)
+    return codes.to(dtype) * _spread(scale).to(dtype) if with_values else codes, codes
 
 
 def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
