@@ -50,8 +50,9 @@ class Neurons:
             return self.codes.expand(1 + steps, -1), torch.zeros(steps, self.samples, dtype=torch.int64)
         u = torch.cat([arriving(moments[i : i + together]) for i in range(0, len(moments), together)])
         rows = u[[bisect_right(moments, step) - 1 for step in range(first, steps)]]
-        limits = (self.site.lo, self.site.hi, self.max_spike, self.samples)
-        codes, counts = neuron.walk(rows, self.codes, self.scale, *limits)
+        site = self.site
+        before = neuron.Neurons(self.codes, self.scale, site.lo, site.hi, self.max_spike, self.samples)
+        codes, counts = neuron.walk(rows, before)
         self.awake = bool(counts[-1].any())  # a silent step shows that none is behind
         codes = torch.cat([self.codes.expand(1 + first, -1), codes])
         self.codes = codes[-1].clone()

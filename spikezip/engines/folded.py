@@ -218,8 +218,10 @@ class FoldedEngine(Engine):
         dtype = torch.int8 if site.lo >= -128 and site.hi <= 127 else self.network.dtype
         return torch.zeros(math.prod(self.folding.shape(site.name)), dtype=dtype, device=self.network.device)
 
-    def _limits(self, site: Site) -> tuple[int, int, int, int]:
-        return site.lo, site.hi, self.drive.max_spike, self.batch
+    def _neurons(self, site: Site, tracer: Tensor, scale: Tensor | None = None) -> neuron.Neurons:
+        """A site for kernels, with its tracer (and scale) in the order in which they go through its neurons."""
+        scale = self._scale(site.name) if scale is None else scale
+        return neuron.Neurons(tracer, scale, site.lo, site.hi, self.drive.max_spike, self.batch)
 
     def _held(self, site: Site) -> int:
         """In how many of the chunk's first steps a site does not fire."""
@@ -244,8 +246,8 @@ class FoldedEngine(Engine):
                 rows = rows * self.share(self.state.done, self.steps, rows)[:, None]
         else:
             rows = self._rows(site, self._value(site.u, values), self.steps)
-        tracer, scale, limits = self._before(site).reshape(-1), self._scale(site.name), self._limits(site)
-        codes, counts = self._walk(site, tracer, lambda held: neuron.walk(rows[held:], tracer, scale, *limits))
+        neurons = self._neurons(site, self._before(site).reshape(-1))
+        codes, counts = self._walk(site, neurons.tracer, lambda held: neuron.walk(rows[held:], neurons))
         over_time = codes.view(self.steps, self.batch, self.folding.prefix(site.name), -1)
         value = over_time.permute(2, 0, 1, 3).reshape(self._shape(site))
         self._note(site, value, counts)
@@ -310,11 +312,11 @@ class FoldedEngine(Engine):
         rows, moved = codes.reshape(self.steps, -1, codes.shape[-1]), self._moved(product.x)
         tracer = _stacked([self._in_product(b.site, order) for b, order in zip(branches, layers.orders, strict=True)])
 
+        neurons = self._neurons(site, tracer, layers.scale)
+
         def walk(held: int) -> tuple[Tensor, Tensor]:
-            codes, counts = neuron.walk_products(
-                rows[held:], layers.weight, layers.factor, layers.bias, tracer, layers.scale, *self._limits(site),
-                None if moved is None else moved[held:],
-            )  # fmt: skip
+            given = layers.weight, layers.factor, layers.bias, neurons, None if moved is None else moved[held:]
+            codes, counts = neuron.walk_products(rows[held:], *given)
             return (codes, counts) if len(branches) > 1 else (codes[0], counts[0])
 
         # Several products go together only if none of them is held back.
@@ -387,26 +389,29 @@ class FoldedEngine(Engine):
         return codes, self._scale(step.codes)
 
     def _run_norm(self, step: Norm, values: dict[str, Any]) -> None:
-        site, tracer = step.site, self._before(step.site).reshape(-1)
+        site, total, added = step.site, step.sum, None
+        neurons = self._neurons(site, self._before(site).reshape(-1))
         weight, bias = (None if name is None else self.folding.still(name) for name in (step.weight, step.bias))
-        scale, limits = self._scale(site.name), self._limits(site)
+        x = self._value(step.norm.reads[0] if total is None else total.x, values)
 
         def rows(x: Tensor) -> Tensor:
             return x.reshape(self.steps, -1, x.shape[-1])
 
-        if step.sum is not None:
-            x, added = self._value(step.sum.x, values), self._added(step.sum, values)
-        if step.sum is not None and not self._held(site):
-            codes = rows(added[0]), added[1]
-            total, walked, counts = norm.walk_sum(rows(x), codes, weight, bias, step.eps, tracer, scale, *limits)
-            values[step.sum.total] = total.view(x.shape)
-        else:
-            if step.sum is not None:
-                values[step.sum.total] = grid.add_scaled(x, *added)
-            read = rows(self._value(step.norm.reads[0], values))
-            walked, counts = self._walk(
-                site, tracer, lambda held: norm.walk_norm(read[held:], weight, bias, step.eps, tracer, scale, *limits)
-            )
+        if total is not None:
+            codes, size = self._added(total, values)
+            if self._held(site):  # in these steps, the kernel would not make the sum
+                x = values[total.total] = grid.add_scaled(x, codes, size)
+            else:
+                added = rows(codes), size
+        read = rows(x)
+
+        def walk(held: int) -> tuple[Tensor, Tensor]:
+            summed, walked, counts = norm.walk_norm(read[held:], weight, bias, step.eps, neurons, added)
+            if total is not None and added is not None:
+                values[total.total] = summed.view(x.shape)
+            return walked, counts
+
+        walked, counts = self._walk(site, neurons.tracer, walk)
         values[site.name] = walked.view(self._shape(site))
         self._note(site, values[site.name], counts)
         self._move_on(site, walked[-1])

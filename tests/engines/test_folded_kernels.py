@@ -286,8 +286,9 @@ def recording(graph: Graph) -> Iterator[None]:
         yield
 
 
-def plain_walk(u: Any, tracer: Any, scale: Any, lo: int, hi: int, most: int, samples: int, after: Any = None) -> Any:
+def plain_walk(u: Any, neurons: Any, after: Any = None) -> Any:
     """Neurons in operators of torch alone, which do not look at their data."""
+    tracer, scale, lo, hi, most, samples = neurons
     if after is not None:
         u = choose.scale_bias(u.view(-1, len(after[0])), *after).view(u.shape)
     codes = reference.scan(rounding.code(u, scale, lo, hi), tracer.to(u.dtype), most)

@@ -49,7 +49,7 @@ def test_walk_equals_reference(case: tuple[int, ...]) -> None:
     u = sums((steps, samples * each), wide, lo, hi)
     tracer = torch.randint(lo, hi + 1, (samples * each,))
     before = u.clone()
-    found = neuron.walk(u, tracer.to(torch.int8), scale, lo, hi, m, samples)
+    found = neuron.walk(u, neuron.Neurons(tracer.to(torch.int8), scale, lo, hi, m, samples))
     expected = reference.scan(rounding.code(u, wide, lo, hi), tracer.float(), m)
     assert found[0].dtype == torch.int8
     assert torch.equal(found[0].float(), expected)
@@ -67,7 +67,7 @@ def test_walk_takes_int8_with_and_without_numba(
     scale = torch.rand(4) + 0.1 if channels > 1 else torch.tensor(0.3)
     wide = scale.repeat(6) if channels > 1 else scale
     u, tracer = torch.randn(5, 24) * 3, torch.randint(-4, 4, (24,))
-    tracers, counts = neuron.walk(u, tracer.to(torch.int8), scale, -4, 3, 1, 2)
+    tracers, counts = neuron.walk(u, neuron.Neurons(tracer.to(torch.int8), scale, -4, 3, 1, 2))
     expected = reference.scan(rounding.code(u, wide, -4, 3), tracer.float(), 1)
     assert tracers.dtype == torch.int8
     assert torch.equal(tracers.float(), expected)
@@ -82,7 +82,7 @@ def test_a_nan_is_no_code(channels: int, has_numba: bool, monkeypatch: pytest.Mo
     u[1, 5] = float("nan")
     scale = torch.ones(4) if channels > 1 else torch.tensor(1.0)
     with pytest.raises(SpikezipError, match="not a number"):
-        neuron.walk(u, torch.zeros(8, dtype=torch.int8), scale, -4, 3, 1, 2)
+        neuron.walk(u, neuron.Neurons(torch.zeros(8, dtype=torch.int8), scale, -4, 3, 1, 2))
 
 
 def test_counts_that_are_nan_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
