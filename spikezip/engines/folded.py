@@ -25,7 +25,7 @@ from spikezip.engines.walk import collect
 from spikezip.errors import ConfigError
 from spikezip.ops import grid, kernels, neuron, norm
 from spikezip.program.analysis import source
-from spikezip.program.floats import function_value
+from spikezip.program.functions import function_value
 from spikezip.program.nodes import (
     Convolution,
     Function,

@@ -10,8 +10,8 @@ from spikezip.engines.synapses import InputLayer
 from spikezip.errors import InputError
 from spikezip.program.analysis import source
 from spikezip.program.batch import check_ids
-from spikezip.program.floats import float_value, function_value
 from spikezip.program.freeze import Frozen, on_grid
+from spikezip.program.functions import float_value, function_value
 from spikezip.program.layout import Layout
 from spikezip.program.nodes import (
     Convolution,

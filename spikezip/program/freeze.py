@@ -9,8 +9,8 @@ from torch import Tensor
 
 from spikezip.errors import CalibrationError, ConfigError
 from spikezip.ops import grid, rounding
-from spikezip.program.analysis import Depends, dependence
-from spikezip.program.floats import float_value
+from spikezip.program.analysis import Depends, dependence, reasons
+from spikezip.program.functions import float_value
 from spikezip.program.nodes import (
     Convolution,
     Function,
@@ -23,7 +23,6 @@ from spikezip.program.nodes import (
     Weight,
     map_arguments,
 )  # fmt: skip
-from spikezip.program.portable import reasons
 from spikezip.program.sizes import Size
 
 

@@ -14,7 +14,7 @@ import spikezip
 from spikezip.engines.loop import make_engine
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.operations import Operations, operations, sites_to_record
-from spikezip.program.floats import function_value
+from spikezip.program.functions import function_value
 from spikezip.program.nodes import Function
 
 SMALL: dict[str, Any] = {

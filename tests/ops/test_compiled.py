@@ -158,7 +158,7 @@ def test_both_engines_have_the_same_spikes(
 ) -> None:
     import transformers
 
-    for module in ("spikezip.ops.neuron.fast", "spikezip.ops.grid.choose", "spikezip.engines.loop"):
+    for module in ("spikezip.ops.neuron.fast", "spikezip.ops.grid.fast", "spikezip.engines.loop"):
         monkeypatch.setattr(sys.modules[module], "numba_is_here", lambda: has_numba)
     torch.manual_seed(0)
     config = transformers.ViTConfig(

@@ -12,7 +12,7 @@ from spikezip.errors import CoverageError
 from spikezip.program import capture as capturing
 from spikezip.program.batch import sizes_of
 from spikezip.program.capture import Captured, capture
-from spikezip.program.floats import float_value
+from spikezip.program.functions import float_value
 from spikezip.program.nodes import Input, Program, Weight
 from spikezip.program.tidy import tidy
 

@@ -72,10 +72,5 @@ _softplus = _fastest("softplus")
 
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """As `reference.softplus`.
-
-    Example:
-        >>> softplus(torch.tensor([-1.0, 0.0, 30.0]))
-        tensor([ 0.3133,  0.6931, 30.0000])
-    """
+    """As `reference.softplus`."""
     return _softplus(x, beta, threshold)

@@ -73,12 +73,7 @@ def work_dtype(u: Tensor) -> torch.dtype:
 def quantize(
     u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32, with_values: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The values `code · scale`, with one rounding, and the codes, by the one rounding rule; or the codes twice.
-
-    Example:
-        >>> quantize(torch.tensor([0.3, -9.0]), torch.tensor(0.5), -4, 3, torch.int8)
-        (tensor([ 0.5000, -2.0000]), tensor([ 1, -4], dtype=torch.int8))
-    """
+    """The values `code · scale`, with one rounding, and the codes, by the one rounding rule; or the codes twice."""
     check_shapes(u, scale)
     check_codes_dtype(codes_dtype, lo, hi)
     dtype = work_dtype(u)
@@ -87,13 +82,7 @@ def quantize(
 
 
 def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-    """The gradients for `u`, in its dtype, and for the scale, from the gradient for the values.
-
-    Example:
-        >>> u, ones = torch.tensor([0.3, 5.0]), torch.ones(2)
-        >>> backward(ones, u, torch.tensor(0.5), -2, 1)
-        (tensor([1., 0.]), tensor(0.9899))
-    """
+    """The gradients for `u`, in its dtype, and for the scale, from the gradient for the values."""
     check_shapes(u, scale, grad)
     grad_u, terms = slopes(grad, u, scale, lo, hi)
     if scale.numel() == 1:
@@ -120,12 +109,7 @@ def slopes(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Te
 
 
 def share(u: Tensor, scale: Tensor, hi: int) -> float:
-    """By what the scale's gradient is multiplied: `1/sqrt(hi · values per scale)`, as a float32 number.
-
-    Example:
-        >>> share(torch.zeros(4, 8), torch.ones(()), 2), share(torch.zeros(4, 8), torch.ones(8), 4)
-        (0.125, 0.25)
-    """
+    """By what the scale's gradient is multiplied: `1/sqrt(hi · values per scale)`, as a float32 number."""
     return share_of(u.numel() // scale.numel() if scale.numel() else 0, hi)
 
 
@@ -155,12 +139,7 @@ def ordered_sum(terms: Tensor, tile: int, tiles: int) -> Tensor:
 
 
 def last_sum(partial: Tensor, tile: int) -> Tensor:
-    """The sum of all chunks, as one chunk.
-
-    Example:
-        >>> last_sum(torch.arange(5.0), tile=2)
-        tensor(10.)
-    """
+    """The sum of all chunks, as one chunk."""
     return chunk_sums(partial, tile, max(1, -(-len(partial) // tile)))[0]
 
 
