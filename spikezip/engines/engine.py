@@ -85,7 +85,7 @@ class Drive:
         return math.floor(Fraction(str(float(self.stagger))) * stage)
 
 
-def driven(drive: Drive | None, settings: Mapping[str, Any], default: Drive | None = None) -> Drive:
+def driven(drive: Drive | None, settings: Mapping[str, Any]) -> Drive:
     """A drive with some of its fields given by name.
 
     Example:
@@ -95,7 +95,7 @@ def driven(drive: Drive | None, settings: Mapping[str, Any], default: Drive | No
     unknown = sorted(settings.keys() - {f.name for f in fields(Drive)})
     if unknown:
         raise ConfigError(f"{unknown[0]}: no such setting; a run takes {', '.join(f.name for f in fields(Drive))}")
-    return replace(drive or default or Drive(), **settings)
+    return replace(drive or Drive(), **settings)
 
 
 def _whole(name: str, value: Any, otherwise: str) -> None:

@@ -123,11 +123,11 @@ def _advances(engine: Engine, stop: Event | None = None) -> Iterator[list[Any]]:
 
 
 @torch.no_grad()
-def equilibrium_output(network: Frozen, inputs: Mapping[str, Any], engine: str = AUTO) -> Any:
+def equilibrium_output(network: Frozen, inputs: Mapping[str, Any]) -> Any:
     """What the network returns once it is at equilibrium, in the structure of the program's output."""
     check_tensors(network)
     with torch.autocast(network.device.type, enabled=False):
-        driver, _ = make_engine(network, inputs, Drive(engine=engine, steps="equilibrium"))
+        driver, _ = make_engine(network, inputs, Drive(steps="equilibrium"))
         output: Any = None
         for outputs in _advances(driver):
             output = outputs[-1]

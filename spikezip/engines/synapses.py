@@ -164,42 +164,33 @@ class Pair:
 
     def __init__(self, network: Frozen, node: Matmul, constants: Mapping[str, Any]) -> None:
         self.node = node
-        self.left, self.right = (_operand(network, name, constants) for name in (node.a, node.b))
+        (left, left_largest), (right, right_largest) = (_operand(network, name, constants) for name in (node.a, node.b))
         self.dtype = network.dtype
-        scales = [operand.step for operand in (self.left, self.right)]
-        self.factor = scales[0] * scales[1] * node.scaling
+        self.factor = left * right * node.scaling
+        self.largest, self.bound = max(left_largest, right_largest), left_largest * right_largest
 
     def accumulator(self, depth: int) -> torch.dtype:
         """What holds sums over `depth` products of codes exactly."""
-        bound = depth * self.left.largest * self.right.largest
-        return torch.promote_types(grid.accumulator(bound, f"the product {self.node.name}"), self.dtype)
+        return torch.promote_types(grid.accumulator(depth * self.bound, f"the product {self.node.name}"), self.dtype)
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
-        largest = max(self.left.largest, self.right.largest)
-        return grid.matmul(a, b, self.accumulator(a.shape[-1]), largest)
+        return grid.matmul(a, b, self.accumulator(a.shape[-1]), self.largest)
 
     def output(self, total: Tensor) -> Tensor:
         return (total * self.factor.to(total.dtype)).to(self.dtype)
 
 
-@dataclass(frozen=True)
-class _Operand:
-    site: str | None
-    step: Tensor
-    largest: int
-
-
-def _operand(network: Frozen, name: str, constants: Mapping[str, Any]) -> _Operand:
+def _operand(network: Frozen, name: str, constants: Mapping[str, Any]) -> tuple[Tensor, int]:
+    """The scale of an operand, and its largest code."""
     found = source(network.program, name)
     if isinstance(found, Site):
-        return _Operand(found.name, network.step_size(found.name), found.largest)
+        return network.step_size(found.name), found.largest
     if isinstance(found, Weight):
-        _, scale = network.codes(found.key)
-        return _Operand(None, scale, grid.reference.LARGEST_WEIGHT[found.bits or 8])
+        return network.codes(found.key)[1], grid.reference.LARGEST_WEIGHT[found.bits or 8]
     if isinstance(found, Grid):
-        return _Operand(None, constants[f"{found.name}.scale"], grid.reference.LARGEST_WEIGHT[found.bits])
+        return constants[f"{found.name}.scale"], grid.reference.LARGEST_WEIGHT[found.bits]
     # A float constant, where weights are not on a grid.
-    return _Operand(None, torch.ones((), dtype=network.dtype, device=network.device), 1)
+    return torch.ones((), dtype=network.dtype, device=network.device), 1
 
 
 def _key(network: Frozen, name: str) -> str:
