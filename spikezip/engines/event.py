@@ -117,7 +117,7 @@ class EventEngine(SpikeEngine):
         self.now: dict[str, Any] = {}
         self.lines: dict[str, Line] = {}
         self.layers: dict[str, Neurons] = {}
-        self.inexact = {node.name for node in network.moving if not self._is_exact(node)}
+        self.inexact = {node.name for node in self.program.moving if not self._is_exact(node)}
         self.evaluations = {group.head.name: self._prepare(group) for group in self.groups}
         self.holds = {name: self.hold(site) for name, site in self.program.sites.items()}
 
@@ -291,8 +291,8 @@ class EventEngine(SpikeEngine):
             first, last = changed[0] + 1, changed[-1] + 2
             some = codes[first:last] if last - first == len(changed) else codes[torch.tensor(changed) + 1]
             share = [fired[step] / neurons.codes.numel() for step in changed]
-            self.lines[name] = Line(changed, self._in_shape(site, some), self.now.get(name), share)
-            self.now[name] = self._in_shape(site, neurons.codes[None])[0]
+            self.lines[name] = Line(changed, self.folding.in_shape(name, some), self.now.get(name), share)
+            self.now[name] = self.folding.in_shape(name, neurons.codes[None])[0]
         self._write_down(site, counts.expand(steps, self.batch), codes, steps)
 
     def _by_sample(self, site: Site, u: Tensor) -> Tensor:
@@ -301,13 +301,6 @@ class EventEngine(SpikeEngine):
         if outer > 1 and not isinstance(self.layers[site.name], LinearNeurons):
             u = u.reshape(len(u), outer, self.batch, -1).transpose(1, 2)
         return u.reshape(len(u), -1).contiguous()
-
-    def _in_shape(self, site: Site, rows: Tensor) -> Tensor:
-        """The other way round."""
-        outer, shape = self.folding.prefix(site.name), self.folding.shape(site.name)
-        if outer > 1:
-            rows = rows.reshape(len(rows), self.batch, outer, -1).transpose(1, 2)
-        return rows.reshape(len(rows), *shape)
 
     def _write_down(self, site: Site, counts: Tensor, codes: Tensor | None, steps: int) -> None:
         """Record the spikes of all steps; there are no codes if the layer rests."""
@@ -318,11 +311,11 @@ class EventEngine(SpikeEngine):
         if codes is None:
             spikes = torch.zeros(steps, *self.folding.shape(site.name), dtype=torch.int8)
         else:
-            spikes = self._in_shape(site, codes.to(torch.int16).diff(dim=0))
+            spikes = self.folding.in_shape(site.name, codes.to(torch.int16).diff(dim=0))
         self.recording.keep(site.name, spikes, self.drive)
 
     def tracer(self, name: str) -> Tensor:
-        return self._in_shape(self.program.sites[name], self.state.tracers[name][None])[0]
+        return self.folding.in_shape(name, self.state.tracers[name][None])[0]
 
 
 def _matmul(pair: Pair, a: Tensor, b: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ class FoldedEngine(Engine):
 
     def prepare(self) -> tuple[Any, ...]:
         """Make what is derived from weights, and return what holds it: inside a graph it could not be made."""
-        for node in self.network.moving:
+        for node in self.program.moving:
             if isinstance(node, Matmul):
                 self.pair(node)
             elif isinstance(node, Product):
@@ -264,7 +264,9 @@ class FoldedEngine(Engine):
         self.recording.counts[site.name].append(counts)
         if self.recording.wants(site.name, self.drive):
             rows = torch.cat([self._before(site).reshape(1, -1), self._rows(site, codes, self.steps)])
-            self.recording.keep(site.name, self._by_sample(site, rows.to(torch.int16).diff(dim=0)), self.drive)
+            self.recording.keep(
+                site.name, self.folding.in_shape(site.name, rows.to(torch.int16).diff(dim=0)), self.drive
+            )
 
     def _move_on(self, site: Site, last: Tensor, own: bool = False) -> None:
         """Where a site's tracer stands after this chunk: a copy, unless it has memory of its own."""
@@ -273,15 +275,8 @@ class FoldedEngine(Engine):
         elif last.data_ptr() != self.state.tracers[site.name].data_ptr():
             self.state.tracers[site.name].copy_(last.reshape(self.state.tracers[site.name].shape))
 
-    def _by_sample(self, site: Site, x: Tensor) -> Tensor:
-        """Neurons `[n, B · prefix · rest]` in the shape of their site, `[n, …]`."""
-        outer, shape = self.folding.prefix(site.name), self.folding.shape(site.name)
-        if outer > 1:
-            x = x.view(len(x), self.batch, outer, -1).transpose(1, 2)
-        return x.reshape(len(x), *shape)
-
     def tracer(self, name: str) -> Tensor:
-        return self._by_sample(self.program.sites[name], self.state.tracers[name].reshape(1, -1))[0]
+        return self.folding.in_shape(name, self.state.tracers[name].reshape(1, -1))[0]
 
     def _moved(self, name: str) -> Tensor | None:
         """Spikes `[T, B]` of the site whose codes a value consists of: where there are none, it is as it was before.

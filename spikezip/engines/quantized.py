@@ -41,5 +41,5 @@ def quantized_pass(network: Frozen, inputs: Mapping[str, Any], site: SiteRule) -
         still = constants(network, inputs, sizes)
         values = dict(still)
         free = network.program.derived(uses_of_moving)
-        walk(network, network.moving, values, sizes, site, product, free)
+        walk(network, network.program.moving, values, sizes, site, product, free)
         return collect(network.program.output, values)

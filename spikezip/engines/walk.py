@@ -57,7 +57,7 @@ def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> di
     check_ids(network.program, inputs)
     needed, free = network.program.derived(_uses_of_constants)
     values: dict[str, Any] = {}
-    for node in network.constant:
+    for node in network.program.constant:
         if isinstance(node, Input):
             values[node.name] = _as_captured(node, inputs[node.name], network.dtype)
         elif isinstance(node, Weight):
@@ -196,6 +196,13 @@ class Folding:
         if outer == 1:
             return x.reshape(steps, *shape)
         return x.reshape(outer, steps, -1).transpose(0, 1).reshape(steps, *shape)
+
+    def in_shape(self, name: str, rows: Tensor) -> Tensor:
+        """Neurons `[n, B · prefix · rest]`, sample after sample, in the shape of their site, `[n, …]`."""
+        outer = self.prefix(name)
+        if outer > 1:
+            rows = rows.reshape(len(rows), self.batch, outer, -1).transpose(1, 2)
+        return rows.reshape(len(rows), *self.shape(name))
 
     def still(self, name: str) -> Any:
         """A value that does not change over time, for one step, whether it was kept or not."""

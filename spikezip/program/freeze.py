@@ -50,17 +50,9 @@ class Frozen:
         """The integers of a weight on a grid, and their scale."""
         return self.tensors[f"{key}.codes"], self.tensors[f"{key}.scale"]
 
-    @property
-    def constant(self) -> tuple[Node, ...]:
-        return self.program.constant
-
-    @property
-    def moving(self) -> tuple[Node, ...]:
-        return self.program.moving
-
     def moving_weights(self) -> list[Weight]:
         """The weights of products that are made in every step."""
-        products = (node for node in self.moving if isinstance(node, (Linear, Convolution)))
+        products = (node for node in self.program.moving if isinstance(node, (Linear, Convolution)))
         return [node for product in products if isinstance(node := self.program[product.weight], Weight)]
 
     @property
