@@ -14,12 +14,7 @@ LEAST = 1 << 15  # values for a thread: below that, handing the work over takes 
 
 @cache
 def numba_is_here() -> bool:
-    """Whether numba is installed.
-
-    Example:
-        >>> numba_is_here() in (True, False)
-        True
-    """
+    """Whether numba is installed."""
     return find_spec("numba") is not None
 
 

@@ -129,12 +129,7 @@ def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 @_rounded
 def exp(x: Tensor) -> Tensor:
-    """`e^x`.
-
-    Example:
-        >>> exp(torch.tensor([0.0, 1.0]))
-        tensor([1.0000, 2.7183])
-    """
+    """`e^x`."""
     s, k = _halved_exp(x.clamp(-EXP_BOUND, EXP_BOUND))
     return _scaled(s + 1, k)
 
@@ -154,12 +149,7 @@ def expm1(x: Tensor) -> Tensor:
 
 @_rounded
 def exp2(x: Tensor) -> Tensor:
-    """`2^x`.
-
-    Example:
-        >>> exp2(torch.tensor([-1.0, 3.0]))
-        tensor([0.5000, 8.0000])
-    """
+    """`2^x`."""
     x = x.clamp(-1100, 1100)
     k = _nearest(x)
     return _scaled(_exp_rest((x - k) * LN2) + 1, k.to(torch.int64))
@@ -193,12 +183,7 @@ def _scaled(x: Tensor, k: Tensor) -> Tensor:
 
 @_rounded
 def log(x: Tensor) -> Tensor:
-    """The natural logarithm.
-
-    Example:
-        >>> log(torch.tensor([1.0, 10.0, 0.0]))
-        tensor([0.0000, 2.3026,   -inf])
-    """
+    """The natural logarithm."""
     tiny = x < 2.0**-1022  # floats that have lost bits; zero and negative ones too, whose result is replaced
     bits = torch.where(tiny, x * 2.0**54, x).view(torch.int64) + (ONE_BITS - ROOT_HALF_BITS)
     e = ((bits >> 52) - 1023).to(torch.float64) - torch.where(tiny, 54.0, 0.0)
@@ -227,23 +212,13 @@ def log1p(x: Tensor) -> Tensor:
 
 @_rounded
 def log2(x: Tensor) -> Tensor:
-    """The logarithm to the base of 2.
-
-    Example:
-        >>> log2(torch.tensor([0.5, 8.0]))
-        tensor([-1.,  3.])
-    """
+    """The logarithm to the base of 2."""
     return log(x) * LOG2E
 
 
 @_rounded
 def log10(x: Tensor) -> Tensor:
-    """The logarithm to the base of 10.
-
-    Example:
-        >>> log10(torch.tensor([0.01, 1000.0]))
-        tensor([-2.,  3.])
-    """
+    """The logarithm to the base of 10."""
     return log(x) * LOG10E
 
 
@@ -251,12 +226,7 @@ def log10(x: Tensor) -> Tensor:
 
 
 def root(x: Tensor) -> Tensor:
-    """The square root, rounded as IEEE asks. (On CPUs, torch's may be off by one in the last place.)
-
-    Example:
-        >>> root(torch.tensor([4.0, 2.0]))
-        tensor([2.0000, 1.4142])
-    """
+    """The square root, rounded as IEEE asks. (On CPUs, torch's may be off by one in the last place.)"""
     x = x.detach()
     x = x if x.is_floating_point() else x.to(torch.float32)
     if x.device.type != "cpu":
@@ -269,12 +239,7 @@ def root(x: Tensor) -> Tensor:
 
 @_rounded
 def inverse_root(x: Tensor) -> Tensor:
-    """One over the square root.
-
-    Example:
-        >>> inverse_root(torch.tensor([4.0, 2.0]))
-        tensor([0.5000, 0.7071])
-    """
+    """One over the square root."""
     return 1 / root(x)
 
 
@@ -335,46 +300,26 @@ def _power_by_logarithm(x: Tensor, y: Tensor) -> Tensor:
 
 @_rounded
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent.
-
-    Example:
-        >>> tanh(torch.tensor([-20.0, 0.0, 0.5]))
-        tensor([-1.0000,  0.0000,  0.4621])
-    """
+    """The hyperbolic tangent."""
     e = expm1(x.abs() * -2)
     return torch.copysign(-e / (e + 2), x)
 
 
 @_rounded
 def sigmoid(x: Tensor) -> Tensor:
-    """`1/(1 + e^−x)`.
-
-    Example:
-        >>> sigmoid(torch.tensor([0.0, 2.0]))
-        tensor([0.5000, 0.8808])
-    """
+    """`1/(1 + e^−x)`."""
     return 1 / (exp(-x) + 1)
 
 
 @_rounded
 def silu(x: Tensor) -> Tensor:
-    """`x · sigmoid(x)`.
-
-    Example:
-        >>> silu(torch.tensor([0.0, 2.0]))
-        tensor([0.0000, 1.7616])
-    """
+    """`x · sigmoid(x)`."""
     return x * sigmoid(x)
 
 
 @_rounded
 def erf(x: Tensor) -> Tensor:
-    """The error function.
-
-    Example:
-        >>> erf(torch.tensor([0.0, 0.5, 2.0]))
-        tensor([0.0000, 0.5205, 0.9953])
-    """
+    """The error function."""
     size = x.abs()
     large = torch.copysign(1 - _upper_erfc(size), x)
     return torch.where(size < ERF_BOUND, x * _polynomial(x * x, ERF), large)
@@ -394,23 +339,13 @@ def erfc(x: Tensor) -> Tensor:
 
 @_rounded
 def gelu(x: Tensor) -> Tensor:
-    """`x · Φ(x)`, with the distribution function of the normal distribution.
-
-    Example:
-        >>> gelu(torch.tensor([-1.0, 1.0]))
-        tensor([-0.1587,  0.8413])
-    """
+    """`x · Φ(x)`, with the distribution function of the normal distribution."""
     return (x * 0.5) * erfc(x * -ROOT_HALF)
 
 
 @_rounded
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The form of GELU that is made of a hyperbolic tangent.
-
-    Example:
-        >>> gelu_tanh(torch.tensor([-1.0, 1.0]))
-        tensor([-0.1588,  0.8412])
-    """
+    """The form of GELU that is made of a hyperbolic tangent."""
     u = (x + ((x * x) * x) * CUBE) * ROOT_2_PI
     return x * sigmoid(u * 2)
 
@@ -441,12 +376,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
 
 @_rounded
 def mish(x: Tensor) -> Tensor:
-    """`x · tanh(log(1 + e^x))`.
-
-    Example:
-        >>> mish(torch.tensor([-1.0, 1.0]))
-        tensor([-0.3034,  0.8651])
-    """
+    """`x · tanh(log(1 + e^x))`."""
     return x * tanh(_log1p_exp(x))
 
 
@@ -489,35 +419,20 @@ def sin(x: Tensor) -> Tensor:
 
 @_rounded
 def cos(x: Tensor) -> Tensor:
-    """The cosine, for numbers of any size.
-
-    Example:
-        >>> cos(torch.tensor([0.0, 1.0, 1e30]))
-        tensor([ 1.0000,  0.5403, -0.6116])
-    """
+    """The cosine, for numbers of any size."""
     return _sin_cos(x)[1]
 
 
 @_rounded
 def tan(x: Tensor) -> Tensor:
-    """The tangent, for numbers of any size.
-
-    Example:
-        >>> tan(torch.tensor([0.0, 1.0]))
-        tensor([0.0000, 1.5574])
-    """
+    """The tangent, for numbers of any size."""
     sine, cosine = _sin_cos(x)
     return sine / cosine
 
 
 @_rounded
 def sinh(x: Tensor) -> Tensor:
-    """The hyperbolic sine.
-
-    Example:
-        >>> sinh(torch.tensor([0.0, 1.0]))
-        tensor([0.0000, 1.1752])
-    """
+    """The hyperbolic sine."""
     s, k = _halved_exp(x.abs().clamp(max=EXP_BOUND))
     half = _scaled(s + 1, k - 1)  # e^|x|/2, which overflows later than e^|x|
     return torch.copysign(torch.where(k == 0, (s + s / (s + 1)) * 0.5, half - 0.25 * (1 / half)), x)
@@ -525,12 +440,7 @@ def sinh(x: Tensor) -> Tensor:
 
 @_rounded
 def cosh(x: Tensor) -> Tensor:
-    """The hyperbolic cosine.
-
-    Example:
-        >>> cosh(torch.tensor([0.0, 1.0]))
-        tensor([1.0000, 1.5431])
-    """
+    """The hyperbolic cosine."""
     s, k = _halved_exp(x.abs().clamp(max=EXP_BOUND))
     half = _scaled(s + 1, k - 1)
     return half + 0.25 * (1 / half)

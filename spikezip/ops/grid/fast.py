@@ -26,10 +26,6 @@ def int8_products_pay() -> bool:
     """Whether int8 products on this CPU are exact, and faster than float ones: asked once, in a tenth of a second.
 
     Without VNNI, pairs of products are added in saturating 16 bits, or else libraries go through them one by one.
-
-    Example:
-        >>> int8_products_pay() in (True, False)
-        True
     """
     return _int8_products_are_exact() and _int8_products_are_faster()
 

@@ -73,22 +73,12 @@ def accumulator(bound: int, what: str) -> torch.dtype:
 
 
 def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`codes · weightᵀ` summed in `dtype`.
-
-    Example:
-        >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3, 4]], dtype=torch.int8), torch.float32)
-        tensor([[11.]])
-    """
+    """`codes · weightᵀ` summed in `dtype`."""
     return F.linear(codes.to(dtype), weight.to(dtype))
 
 
 def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """`a · b` of two code tensors, summed in `dtype`.
-
-    Example:
-        >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]]), torch.float32)
-        tensor([[11.]])
-    """
+    """`a · b` of two code tensors, summed in `dtype`."""
     return torch.matmul(a.to(dtype), b.to(dtype))
 
 
