@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.engines.synapses import InputLayer
+from spikezip.engines.synapses import input_layer
 from spikezip.errors import InputError
 from spikezip.program.analysis import source
 from spikezip.program.batch import check_ids
@@ -63,7 +63,7 @@ def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> di
         elif isinstance(node, Weight):
             values[node.name] = network.tensors[node.key if node.bits is None else f"{node.key}.codes"]
         elif isinstance(node, (Linear, Convolution)) and source(network.program, node.weight) is not None:
-            values[node.name] = InputLayer(network, node).output(values[node.x])
+            values[node.name] = input_layer(network, node, values[node.x])
         elif isinstance(node, Grid):  # a constant that depends on a size: it has a grid for this batch
             values[node.name], values[scale_of(node)] = on_grid(values[node.weight], node, None)
         elif isinstance(node, Matmul):
