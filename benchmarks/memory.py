@@ -21,7 +21,7 @@ from torch import Tensor
 
 import spikezip
 from spikezip.engines import graphs
-from spikezip.engines.run import Run
+from spikezip.engines.engine import Run
 
 RUNS = 3
 GIB = 2**30

@@ -40,8 +40,8 @@ from torch import Tensor
 from verdicts import Counts, counts_of, counts_verdict, cut_off, verdict
 
 import spikezip
+from spikezip.engines.engine import Run
 from spikezip.engines.loop import ENGINES
-from spikezip.engines.run import Run
 from spikezip.errors import SpikezipError
 from spikezip.measure.exit_rule import ExitRule
 from spikezip.measure.exits import Exits, simulate_until_confident

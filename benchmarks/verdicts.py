@@ -2,7 +2,7 @@
 
 import torch
 
-from spikezip.engines.run import Run
+from spikezip.engines.engine import Run
 from spikezip.measure.exits import Exits
 
 Counts = dict[str, list[list[int]]]  # site → [T, B]

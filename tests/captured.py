@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spikezip.engines.engine import Drive, Run
 from spikezip.engines.loop import run
-from spikezip.engines.run import Run
-from spikezip.engines.state import Drive
 from spikezip.program.freeze import Frozen
 from spikezip.quant.calibration import calibrate
 from spikezip.quant.config import QuantConfig

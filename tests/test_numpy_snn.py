@@ -19,10 +19,10 @@ from captured import quantized_network
 from torch import Tensor, nn
 
 import spikezip
+from spikezip.engines.engine import Drive
 from spikezip.engines.loop import run
 from spikezip.engines.quantized import quantized
-from spikezip.engines.state import Drive
-from spikezip.engines.synapses import InputLayer, Synapse
+from spikezip.engines.synapses import Synapse, input_layer
 from spikezip.program import functions
 from spikezip.program.nodes import Linear
 from spikezip.quant.config import QuantConfig, SiteConfig
@@ -174,7 +174,7 @@ def test_products_are_those_of_the_library(saved: tuple[Any, Any, Any]) -> None:
         assert weight.shape[0] == width
         x = numbers(200, weight.shape[1])
         if node.name not in frozen.program.varying:  # it sees the input
-            assert_same(numpy_snn.input_layer(network, here, x.numpy()), InputLayer(frozen, node).output(x), node.name)
+            assert_same(numpy_snn.input_layer(network, here, x.numpy()), input_layer(frozen, node, x), node.name)
             continue
         synapse = Synapse(frozen, node)
         codes = (x * 100).round().clamp(synapse.site.lo, synapse.site.hi)

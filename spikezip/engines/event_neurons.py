@@ -14,8 +14,8 @@ from torch import Tensor
 
 from spikezip.engines.synapses import Synapse
 from spikezip.ops import grid, neuron
-from spikezip.ops.event import Layer, Source, Track, Walk, walk
 from spikezip.ops.grid.fast import int8_products_pay
+from spikezip.ops.neuron import Layer, Source, Track, Walk
 from spikezip.program.nodes import Site
 
 Arriving = Callable[[list[int]], Tensor]  # moments → what has arrived by each of them, [moments, neurons]
@@ -50,8 +50,9 @@ class Neurons:
             return self.codes.expand(1 + steps, -1), torch.zeros(steps, self.samples, dtype=torch.int64)
         u = torch.cat([arriving(moments[i : i + together]) for i in range(0, len(moments), together)])
         rows = u[[bisect_right(moments, step) - 1 for step in range(first, steps)]]
-        limits = (self.site.lo, self.site.hi, self.max_spike, self.samples)
-        codes, counts = neuron.walk(rows, self.codes, self.scale, *limits)
+        site = self.site
+        before = neuron.Neurons(self.codes, self.scale, site.lo, site.hi, self.max_spike, self.samples)
+        codes, counts = neuron.walk(rows, before)
         self.awake = bool(counts[-1].any())  # a silent step shows that none is behind
         codes = torch.cat([self.codes.expand(1 + first, -1), codes])
         self.codes = codes[-1].clone()
@@ -110,7 +111,7 @@ class LinearNeurons(CompiledNeurons):
         self.sums: Tensor | None = None  # their product, if it has been kept
         self.walks = moves and Walk.suits(self.layer, self.weight)
         self.walk: Walk | None = None  # made when it is first needed
-        self.most = 1.0 if walk.walks_pay() else _SHARE_ON_INT8_UNITS
+        self.most = _SHARE_ON_INT8_UNITS if int8_products_pay() else 1.0  # float units are slower than adding up
         self.on_int8_units = self.inputs > 1 and synapse.largest <= 127 and int8_products_pay()
         self.share: list[float] | None = None  # which share of the codes changes at each moment, if that is known
 

@@ -18,28 +18,24 @@ import torch
 from torch import Tensor
 
 from spikezip.engines import graphs
-from spikezip.engines.engine import Engine
+from spikezip.engines.engine import Engine, Recording, State
 from spikezip.engines.fuse import Attention, Branch, Norm, Products, Step, Sum, fuse
-from spikezip.engines.state import Recording, State
 from spikezip.engines.synapses import Synapse, windows
 from spikezip.engines.walk import collect
 from spikezip.errors import ConfigError
 from spikezip.ops import grid, kernels, neuron, norm
 from spikezip.program.analysis import source
-from spikezip.program.floats import float_value, function_value
+from spikezip.program.functions import function_value
 from spikezip.program.nodes import (
     Convolution,
     Function,
-    Input,
     Linear,
     Matmul,
     Node,
     Product,
     Site,
     Values,
-    Weight,
 )  # fmt: skip
-from spikezip.program.sizes import Bindings, bind
 
 # The share of sites and samples that fire nothing from which on kernels look for them: where next to none rests, they
 # are 6 to 12 % slower; where most do, 4 to 16 % faster (`benchmarks/resting.py`).
@@ -77,9 +73,8 @@ class FoldedEngine(Engine):
             raise ConfigError(f"engine='folded' cannot run this network: {refused}; choose engine='spike'")
         self.plan = self.program.derived(fuse)
         self.recording.counts = {name: [] for name in self.program.sites}  # in the order of execution
-        self.steps, self.folded_sizes = 0, self.sizes  # of the chunk that is computed
+        self.steps, self.folded_sizes = 0, self.folding.sizes(1)  # of the chunk that is computed
         self.masks: dict[str, tuple[bool, Tensor | None]] = {}
-        self._repeated: dict[str, Any] = {}  # constants for as many samples as the chunk has
         self._scales: dict[str, Tensor] = {}
         self._layers: dict[tuple[str, ...], Layers | None] = {}
 
@@ -105,7 +100,8 @@ class FoldedEngine(Engine):
                     raise
             # Outside of the handler, which holds on to what was computed.
             self.state, self.recording = before
-            self.at_once, too_many, self._repeated = n // 2, n, {}
+            self.at_once, too_many = n // 2, n
+            self.folding.forget()
             graphs.forget(self.program)
             torch.cuda.empty_cache()
         if too_many:
@@ -119,9 +115,8 @@ class FoldedEngine(Engine):
     def chunk(self, steps: int) -> dict[str, Any]:
         """A chunk of steps, kernel by kernel: the values that the program returns, `[T, …]` for each tensor."""
         if steps != self.steps:
-            assert self.program.batch is not None
-            self.steps, self._repeated = steps, {}
-            self.folded_sizes = {**self.sizes, self.program.batch: steps * self.batch}
+            self.steps, self.folded_sizes = steps, self.folding.sizes(steps)
+            self.folding.forget()  # constants for another number of steps
         values: dict[str, Any] = {}
         for step in self.plan:
             self._run(step, values)
@@ -132,7 +127,7 @@ class FoldedEngine(Engine):
 
     def prepare(self) -> tuple[Any, ...]:
         """Make what is derived from weights, and return what holds it: inside a graph it could not be made."""
-        for node in self.network.moving:
+        for node in self.program.moving:
             if isinstance(node, Matmul):
                 self.pair(node)
             elif isinstance(node, Product):
@@ -160,46 +155,19 @@ class FoldedEngine(Engine):
 
     def _unfold(self, name: str, x: Any) -> Any:
         """`[…, T·B, …]` → `[T, …, B, …]`: what the program returns in each step."""
-        prefix = self.layout.prefix.get(name)
         if not isinstance(x, Tensor):
             return x
-        if prefix is None:
-            return x.expand(self.steps, *x.shape)
-        shape = _shape(self.program[name], self.sizes)
-        return x.reshape(bind(prefix, self.sizes), self.steps, -1).transpose(0, 1).reshape(self.steps, *shape)
-
-    # --- constants
+        return (
+            self.folding.unfold(name, x, self.steps) if name in self.layout.prefix else x.expand(self.steps, *x.shape)
+        )
 
     def _value(self, name: str, values: dict[str, Any]) -> Any:
         """A value of this chunk; what does not change over time is repeated for `T·B` samples, once it is needed."""
-        return values[name] if name in values else self._constant(name)
+        return values[name] if name in values else self.folding.constant(name, self.steps)
 
-    def _constant(self, name: str) -> Any:
-        if name not in self._repeated:
-            if name in self.layout.follows_batch:  # made from sizes alone, and so made anew
-                node = self.program[name]
-                read = {n: self._constant(n) for n in node.reads}
-                self._repeated[name] = float_value(node, read, self.folded_sizes, self.network.device)
-            else:
-                self._repeated[name] = self._repeat(name, self._still(name))
-        return self._repeated[name]
-
-    def _still(self, name: str) -> Any:
-        """A value that does not change over time, for `B` samples, whether it was kept or not."""
-        if name in self.constants:
-            return self.constants[name]
-        node = self.program[name]
-        if isinstance(node, Weight):
-            return self.network.tensors[node.key if node.bits is None else f"{node.key}.codes"]
-        assert not isinstance(node, Input)
-        return float_value(node, {n: self._still(n) for n in node.reads}, self.sizes, self.network.device)
-
-    def _repeat(self, name: str, x: Any) -> Any:
-        prefix = self.layout.prefix.get(name)
-        if prefix is None or not isinstance(x, Tensor):
-            return x
-        outer, shape = bind(prefix, self.sizes), _shape(self.program[name], self.folded_sizes)
-        return x.reshape(outer, 1, -1).expand(outer, self.steps, -1).reshape(shape)
+    def _shape(self, node: Node) -> tuple[int, ...]:
+        """The shape of a value for all steps of this chunk."""
+        return self.folding.shape(node.name, self.steps)
 
     def _scale(self, site: str) -> Tensor:
         if site not in self._scales:
@@ -248,10 +216,12 @@ class FoldedEngine(Engine):
         if tracer is not None:
             return tracer
         dtype = torch.int8 if site.lo >= -128 and site.hi <= 127 else self.network.dtype
-        return torch.zeros(math.prod(_shape(site, self.sizes)), dtype=dtype, device=self.network.device)
+        return torch.zeros(math.prod(self.folding.shape(site.name)), dtype=dtype, device=self.network.device)
 
-    def _limits(self, site: Site) -> tuple[int, int, int, int]:
-        return site.lo, site.hi, self.drive.max_spike, self.batch
+    def _neurons(self, site: Site, tracer: Tensor, scale: Tensor | None = None) -> neuron.Neurons:
+        """A site for kernels, with its tracer (and scale) in the order in which they go through its neurons."""
+        scale = self._scale(site.name) if scale is None else scale
+        return neuron.Neurons(tracer, scale, site.lo, site.hi, self.drive.max_spike, self.batch)
 
     def _held(self, site: Site) -> int:
         """In how many of the chunk's first steps a site does not fire."""
@@ -271,22 +241,22 @@ class FoldedEngine(Engine):
     def _fire(self, site: Site, values: dict[str, Any]) -> Tensor:
         """A chunk of steps of a layer of neurons: their codes in every step."""
         if site.entry:  # the same in every step
-            rows = self._rows(site, self._still(site.u), 1).expand(self.steps, -1)
+            rows = self._rows(site, self.folding.still(site.u), 1).expand(self.steps, -1)
             if self.ramp > 1:
                 rows = rows * self.share(self.state.done, self.steps, rows)[:, None]
         else:
             rows = self._rows(site, self._value(site.u, values), self.steps)
-        tracer, scale, limits = self._before(site).reshape(-1), self._scale(site.name), self._limits(site)
-        codes, counts = self._walk(site, tracer, lambda held: neuron.walk(rows[held:], tracer, scale, *limits))
-        over_time = codes.view(self.steps, self.batch, bind(self.layout.prefix[site.name], self.sizes), -1)
-        value = over_time.permute(2, 0, 1, 3).reshape(_shape(site, self.folded_sizes))
+        neurons = self._neurons(site, self._before(site).reshape(-1))
+        codes, counts = self._walk(site, neurons.tracer, lambda held: neuron.walk(rows[held:], neurons))
+        over_time = codes.view(self.steps, self.batch, self.folding.prefix(site.name), -1)
+        value = over_time.permute(2, 0, 1, 3).reshape(self._shape(site))
         self._note(site, value, counts)
         self._move_on(site, codes[-1])
         return value
 
     def _rows(self, site: Site, u: Tensor, steps: int) -> Tensor:
         """Neurons sample after sample, `[T, B · prefix · rest]`."""
-        outer = bind(self.layout.prefix[site.name], self.sizes)
+        outer = self.folding.prefix(site.name)
         return u.reshape(outer, steps, self.batch, -1).permute(1, 2, 0, 3).reshape(steps, -1)
 
     def _note(self, site: Site, codes: Tensor, counts: Tensor) -> None:
@@ -294,7 +264,9 @@ class FoldedEngine(Engine):
         self.recording.counts[site.name].append(counts)
         if self.recording.wants(site.name, self.drive):
             rows = torch.cat([self._before(site).reshape(1, -1), self._rows(site, codes, self.steps)])
-            self.recording.keep(site.name, self._by_sample(site, rows.to(torch.int16).diff(dim=0)), self.drive)
+            self.recording.keep(
+                site.name, self.folding.in_shape(site.name, rows.to(torch.int16).diff(dim=0)), self.drive
+            )
 
     def _move_on(self, site: Site, last: Tensor, own: bool = False) -> None:
         """Where a site's tracer stands after this chunk: a copy, unless it has memory of its own."""
@@ -303,15 +275,8 @@ class FoldedEngine(Engine):
         elif last.data_ptr() != self.state.tracers[site.name].data_ptr():
             self.state.tracers[site.name].copy_(last.reshape(self.state.tracers[site.name].shape))
 
-    def _by_sample(self, site: Site, x: Tensor) -> Tensor:
-        """Neurons `[n, B · prefix · rest]` in the shape of their site, `[n, …]`."""
-        outer, shape = bind(self.layout.prefix[site.name], self.sizes), _shape(site, self.sizes)
-        if outer > 1:
-            x = x.view(len(x), self.batch, outer, -1).transpose(1, 2)
-        return x.reshape(len(x), *shape)
-
     def tracer(self, name: str) -> Tensor:
-        return self._by_sample(self.program.sites[name], self.state.tracers[name].reshape(1, -1))[0]
+        return self.folding.in_shape(name, self.state.tracers[name].reshape(1, -1))[0]
 
     def _moved(self, name: str) -> Tensor | None:
         """Spikes `[T, B]` of the site whose codes a value consists of: where there are none, it is as it was before.
@@ -342,28 +307,28 @@ class FoldedEngine(Engine):
         rows, moved = codes.reshape(self.steps, -1, codes.shape[-1]), self._moved(product.x)
         tracer = _stacked([self._in_product(b.site, order) for b, order in zip(branches, layers.orders, strict=True)])
 
+        neurons = self._neurons(site, tracer, layers.scale)
+
         def walk(held: int) -> tuple[Tensor, Tensor]:
-            codes, counts = neuron.walk_products(
-                rows[held:], layers.weight, layers.factor, layers.bias, tracer, layers.scale, *self._limits(site),
-                None if moved is None else moved[held:],
-            )  # fmt: skip
+            given = layers.weight, layers.factor, layers.bias, neurons, None if moved is None else moved[held:]
+            codes, counts = neuron.walk_products(rows[held:], *given)
             return (codes, counts) if len(branches) > 1 else (codes[0], counts[0])
 
         # Several products go together only if none of them is held back.
         walked, counts = walk(0) if len(branches) > 1 else (x[None] for x in self._walk(site, tracer[0], walk))
         for branch, each, fired in zip(branches, walked, counts, strict=True):
-            value = self._in_site(branch, each.view(_product_shape(branch, self.folded_sizes)))
+            value = self._in_site(branch, each.view(self._product_shape(branch)))
             self._note(branch.site, value, fired)
             values[branch.site.name] = value
         last = tracer.copy_(walked[:, -1]) if self.in_place else walked[:, -1].clone()
         for branch, order, each in zip(branches, layers.orders, last, strict=True):
-            shape = _shape(branch.site, self.sizes)
+            shape = self.folding.shape(branch.site.name)
             back = [order.index(i) for i in range(len(order))]
             self._move_on(branch.site, each.view([shape[i] for i in order]).permute(back), own=True)
 
     def _in_product(self, site: Site, order: tuple[int, ...]) -> Tensor:
         """The tracer of a site in the order of the product's output, `[n]`."""
-        return self._before(site).reshape(_shape(site, self.sizes)).permute(order).reshape(-1)
+        return self._before(site).reshape(self.folding.shape(site.name)).permute(order).reshape(-1)
 
     def _in_site(self, branch: Branch, x: Tensor) -> Tensor:
         """A product's output, channels last, as its site reads it."""
@@ -371,6 +336,11 @@ class FoldedEngine(Engine):
         for node in branch.moves:
             x = self._function(node, {node.reads[0]: x})
         return x
+
+    def _product_shape(self, branch: Branch) -> tuple[int, ...]:
+        """The shape of a product with its channels last."""
+        shape = self._shape(branch.product)
+        return shape if isinstance(branch.product, Linear) else (shape[0], *shape[2:], shape[1])
 
     def _prepared(self, branches: tuple[Branch, ...]) -> Layers | None:
         """Products and their neurons for kernels, made once for this run; None where these cannot take them."""
@@ -397,7 +367,7 @@ class FoldedEngine(Engine):
 
     def _order(self, branch: Branch) -> tuple[int, ...] | None:
         """The site's dimensions as the product has them; None if what lies between copies its elements."""
-        product = torch.empty(_product_shape(branch, self.folded_sizes), device="meta")
+        product = torch.empty(self._product_shape(branch), device="meta")
         moved = self._in_site(branch, product)
         order = tuple(sorted(range(moved.ndim), key=moved.stride, reverse=True))
         viewed = moved.untyped_storage()._cdata == product.untyped_storage()._cdata
@@ -414,27 +384,30 @@ class FoldedEngine(Engine):
         return codes, self._scale(step.codes)
 
     def _run_norm(self, step: Norm, values: dict[str, Any]) -> None:
-        site, tracer = step.site, self._before(step.site).reshape(-1)
-        weight, bias = (None if name is None else self._still(name) for name in (step.weight, step.bias))
-        scale, limits = self._scale(site.name), self._limits(site)
+        site, total, added = step.site, step.sum, None
+        neurons = self._neurons(site, self._before(site).reshape(-1))
+        weight, bias = (None if name is None else self.folding.still(name) for name in (step.weight, step.bias))
+        x = self._value(step.norm.reads[0] if total is None else total.x, values)
 
         def rows(x: Tensor) -> Tensor:
             return x.reshape(self.steps, -1, x.shape[-1])
 
-        if step.sum is not None:
-            x, added = self._value(step.sum.x, values), self._added(step.sum, values)
-        if step.sum is not None and not self._held(site):
-            codes = rows(added[0]), added[1]
-            total, walked, counts = norm.walk_sum(rows(x), codes, weight, bias, step.eps, tracer, scale, *limits)
-            values[step.sum.total] = total.view(x.shape)
-        else:
-            if step.sum is not None:
-                values[step.sum.total] = grid.add_scaled(x, *added)
-            read = rows(self._value(step.norm.reads[0], values))
-            walked, counts = self._walk(
-                site, tracer, lambda held: norm.walk_norm(read[held:], weight, bias, step.eps, tracer, scale, *limits)
-            )
-        values[site.name] = walked.view(_shape(site, self.folded_sizes))
+        if total is not None:
+            codes, size = self._added(total, values)
+            if self._held(site):  # in these steps, the kernel would not make the sum
+                x = values[total.total] = grid.add_scaled(x, codes, size)
+            else:
+                added = rows(codes), size
+        read = rows(x)
+
+        def walk(held: int) -> tuple[Tensor, Tensor]:
+            summed, walked, counts = norm.walk_norm(read[held:], weight, bias, step.eps, neurons, added)
+            if total is not None and added is not None:
+                values[total.total] = summed.view(x.shape)
+            return walked, counts
+
+        walked, counts = self._walk(site, neurons.tracer, walk)
+        values[site.name] = walked.view(self._shape(site))
         self._note(site, values[site.name], counts)
         self._move_on(site, walked[-1])
 
@@ -448,8 +421,8 @@ class FoldedEngine(Engine):
         if step.mask is None:
             return True, None
         if step.mask not in self.masks:
-            *rows, queries, keys = _shape(step.scores, self.sizes)
-            mask = self._still(step.mask)
+            *rows, queries, keys = self.folding.shape(step.scores.name)
+            mask = self.folding.still(step.mask)
             mask = mask[(None,) * (len(rows) + 2 - mask.ndim)]
             fits = mask.dtype == torch.float32 and len(mask) in (1, rows[0]) and mask.shape[1:-2].numel() == 1
             padded = None
@@ -497,22 +470,12 @@ class FoldedEngine(Engine):
             *turned, mask, p_layer, o_layer, scores.factor, mix.factor, self.drive.max_spike, self.batch,
             self.in_place, moved,
         )  # fmt: skip
-        values[o.name] = out.flatten(0, 1).transpose(1, 2).reshape(_shape(o, self.folded_sizes))
+        values[o.name] = out.flatten(0, 1).transpose(1, 2).reshape(self._shape(o))
         self.recording.counts[p.name].append(p_fired)
         self.recording.counts[o.name].append(o_fired)
         self._move_on(p, last, own=True)
         self._move_on(o, out[-1].transpose(1, 2))
         return True
-
-
-def _shape(node: Node, sizes: Bindings) -> tuple[int, ...]:
-    return tuple(bind(size, sizes) for size in node.shape)
-
-
-def _product_shape(branch: Branch, sizes: Bindings) -> tuple[int, ...]:
-    """The shape of a product with its channels last."""
-    shape = _shape(branch.product, sizes)
-    return shape if isinstance(branch.product, Linear) else (shape[0], *shape[2:], shape[1])
 
 
 def _is_simple(synapse: Synapse) -> bool:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from spikezip.program.analysis import source
 from spikezip.program.functions import KINDS, Kind, operators
-from spikezip.program.lower import times
 from spikezip.program.nodes import Convolution, Function, Linear, Matmul, Node, Program, Ref, Site, Values
+from spikezip.program.sizes import times
 
 # Movement that keeps every element, once.
 _REARRANGE = frozenset(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from spikezip.engines.engine import Recording, State
 from spikezip.engines.fuse import Attention
-from spikezip.engines.state import Recording, State
+from spikezip.engines.walk import Folding
 from spikezip.program.nodes import Program, Weight
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Graph:
         runner.in_place, runner.state = True, State(dict(self.tracers))
         runner.recording = Recording({name: [] for name in engine.program.sites})
         runner.constants, runner.masks = {**engine.constants, **self.constants}, self.masks
-        runner.steps = 0  # so that what it has repeated for a chunk is made anew, from its own constants
+        runner.folding = Folding(runner.network, runner.layout, runner.sizes, runner.batch, runner.constants)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.results = runner.chunk(steps)

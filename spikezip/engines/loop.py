@@ -1,29 +1,35 @@
-"""The loop over time: chunks of steps, the stop at equilibrium, and what comes out."""
+"""The loop over time: chunks of steps, the stop at equilibrium, and what comes out; batches in parts."""
 
+import ctypes
+import gc
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 from math import inf, isnan
+from mmap import PAGESIZE
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spikezip.engines.engine import Engine
+from spikezip.engines.engine import Drive, Engine, Run
 from spikezip.engines.event import EventEngine
 from spikezip.engines.folded import FoldedEngine
-from spikezip.engines.memory import release_memory
-from spikezip.engines.run import Run
 from spikezip.engines.spike import SpikeEngine
-from spikezip.engines.split import StoppedError, can_split, join, parts_of, run_parts
-from spikezip.engines.state import Drive
-from spikezip.engines.walk import main_output, sizes_of
+from spikezip.engines.walk import main_output
 from spikezip.errors import ConfigError, SpikezipError
 from spikezip.ops.compiled import numba_is_here
-from spikezip.ops.neuron.fast import not_a_number
+from spikezip.ops.neuron import not_a_number
+from spikezip.program.batch import sample_count, sizes_of
 from spikezip.program.freeze import Frozen, scale_key
-from spikezip.program.layout import Layout
-from spikezip.program.nodes import Program, Site, map_arguments
+from spikezip.program.layout import Layout, sample_dim
+from spikezip.program.nodes import Program, Ref, Site, map_arguments
 from spikezip.program.sizes import Bindings, bind
 
 ENGINES: dict[str, type[Engine]] = {"folded": FoldedEngine, "spike": SpikeEngine, "event": EventEngine}
@@ -56,7 +62,9 @@ def run(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> Run:
 
     def run_alone(given: Mapping[str, Any], stop: Event | None = None) -> Run:
         with torch.autocast(network.device.type, enabled=False):
-            return _run(*make_engine(network, given, drive), stop)
+            engine, why = make_engine(network, given, drive)
+            outputs = [primary(output, engine) for chunk in _advances(engine, stop) for output in chunk]
+            return _collect(engine, outputs, why)
 
     if network.device.type != "cpu":
         return run_alone(inputs)
@@ -103,31 +111,26 @@ def make_engine(network: Frozen, inputs: Mapping[str, Any], drive: Drive) -> tup
     return ENGINES[name](network, network.program.layout, inputs, drive), why
 
 
-def _run(engine: Engine, why: str, stop: Event | None) -> Run:
-    drive = engine.drive
-    limit = step_limit(engine)
-    stops = drive.stop_early or drive.steps == "equilibrium"
-    outputs: list[Tensor] = []
-    for n in chunks(limit, engine):
+def _advances(engine: Engine, stop: Event | None = None) -> Iterator[list[Any]]:
+    """The outputs of one chunk of steps after another, up to the end or to equilibrium."""
+    stops = engine.drive.stop_early or engine.drive.steps == "equilibrium"
+    for n in chunks(step_limit(engine), engine):
         if stop is not None and stop.is_set():
             raise StoppedError
-        outputs += [primary(output, engine) for output in engine.advance(n)]
+        yield engine.advance(n)
         if stops and bool(engine.at_equilibrium(engine.last_spike()).all()):
-            break
-    return _collect(engine, outputs, None if drive.steps == "equilibrium" else limit, why)
+            return
 
 
 @torch.no_grad()
-def equilibrium_output(network: Frozen, inputs: Mapping[str, Any], engine: str = AUTO) -> Any:
+def equilibrium_output(network: Frozen, inputs: Mapping[str, Any]) -> Any:
     """What the network returns once it is at equilibrium, in the structure of the program's output."""
     check_tensors(network)
     with torch.autocast(network.device.type, enabled=False):
-        driver, _ = make_engine(network, inputs, Drive(engine=engine, steps="equilibrium"))
+        driver, _ = make_engine(network, inputs, Drive(steps="equilibrium"))
         output: Any = None
-        for n in chunks(step_limit(driver), driver):
-            output = driver.advance(n)[-1]
-            if bool(driver.at_equilibrium(driver.last_spike()).all()):
-                break
+        for outputs in _advances(driver):
+            output = outputs[-1]
         if isinstance(driver, FoldedEngine):  # of a chunk the last step
             output = map_arguments(output, lambda x: x[-1] if isinstance(x, Tensor) else x)
         return output
@@ -194,9 +197,7 @@ def _cpu_budget() -> int:
 def primary(output: Any, engine: Engine) -> Tensor:
     """What people mean by a network's result: its logits, its last hidden state, or its first tensor; `[n, B, …]`."""
     found = find_primary(output)
-    if not isinstance(engine, FoldedEngine):
-        found = found[None]
-    return found
+    return found if isinstance(engine, FoldedEngine) else found[None]
 
 
 def find_primary(output: Any) -> Tensor:
@@ -207,7 +208,8 @@ def find_primary(output: Any) -> Tensor:
     return found[0] if len(found) == 1 else torch.stack(found, dim=-1)
 
 
-def _collect(engine: Engine, outputs: list[Tensor], steps: int | None, why: str) -> Run:
+def _collect(engine: Engine, outputs: list[Tensor], why: str) -> Run:
+    steps = None if engine.drive.steps == "equilibrium" else step_limit(engine)
     recording, sites = engine.recording, engine.program.sites
     # All that needs no look at a value comes first: a GPU is still at work on the last chunk.
     tracers = {name: engine.tracer(name).to(_integers(site), copy=True) for name, site in sites.items()}
@@ -262,3 +264,160 @@ def check_finite(outputs: Tensor) -> Tensor:
 
 def _integers(site: Site) -> torch.dtype:
     return torch.int8 if site.lo >= -128 and site.hi <= 127 else torch.int16
+
+
+# --- a batch in parts, on several threads of the CPU: each takes some of the samples, with an engine of its own
+#
+# Threads inside the operators bring little here: a step is many short operators, and they wait for one another at each.
+# Beside other work on the same cores they would also spin while they wait.
+
+
+class StoppedError(Exception):
+    """Raised by a part that ends because another one has failed, or the user wants no more."""
+
+
+def parts_of(program: Program, inputs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The inputs of `count` parts of a batch, nearly equal. What the samples share goes to all parts."""
+    if count == 1:
+        return [dict(inputs)]
+    dims, batch = program.derived(sample_dims), sample_count(program, inputs)
+
+    def part(name: str, x: Any, start: int, stop: int) -> Any:
+        dim = dims.get(name)
+        return x if dim is None else x.narrow(dim, start, stop - start)
+
+    bounds = pairwise(batch * i // count for i in range(count + 1))
+    return [{name: part(name, x, start, stop) for name, x in inputs.items()} for start, stop in bounds]
+
+
+def sample_dims(program: Program) -> dict[str, int | None]:
+    """For inputs, sites and outputs the dimension in which samples follow one another; None if there is none."""
+    names = (*(node.name for node in program.inputs), *program.sites, *program.returned)
+    return {name: sample_dim(program, name, program.layout.prefix) for name in names}
+
+
+def can_split(program: Program) -> bool:
+    """Whether the run of a batch can be made from the runs of its parts."""
+    if program.batch is None or program.layout.mixed or program.layout.mixed_before:
+        return False
+    dims = program.derived(sample_dims)
+    known = all(dims[name] is not None or name not in program.layout.prefix for name in program.sites)
+    return known and all(dims[ref.name] is not None for ref in main_output(program.output, Ref))
+
+
+def run_parts(run: Callable[[dict[str, Any], Event], Run], parts: list[dict[str, Any]]) -> list[Run]:
+    """`run` on every part, on as many threads as torch uses, without threads inside. An error or Ctrl-C ends them all.
+
+    It gets the inputs and an event: once that is set, it raises `StoppedError`.
+    """
+    threads = torch.get_num_threads()
+    stop = Event()
+
+    def alone(inputs: dict[str, Any]) -> Run:
+        torch.set_num_threads(1)  # of this thread
+        try:
+            with torch.no_grad():  # is a matter of the thread as well
+                return run(inputs, stop)
+        except BaseException:
+            stop.set()
+            raise
+
+    try:
+        with ThreadPoolExecutor(min(threads, len(parts)), thread_name_prefix="spikezip") as pool:
+            waiting = [pool.submit(alone, inputs) for inputs in parts]
+            try:
+                wait(waiting)
+            except BaseException:  # Ctrl-C
+                stop.set()
+                raise
+        errors = [error for one in waiting if (error := one.exception()) is not None]
+        for error in errors:
+            if not isinstance(error, StoppedError):
+                raise error
+        return [one.result() for one in waiting]
+    finally:
+        torch.set_num_threads(threads)  # the mathematical library has one number for all threads
+
+
+def join(runs: list[Run], program: Program) -> Run:
+    """The run of a whole batch from the runs of its parts. Those at equilibrium earlier are silent from then on."""
+    first, dims = runs[0], program.derived(sample_dims)
+    if len(runs) == 1:
+        return first
+    steps = max(run.steps for run in runs)
+
+    def silent(x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_zeros(steps - len(x), *x.shape[1:])])
+
+    def lasting(x: Tensor) -> Tensor:
+        return torch.cat([x, x[-1:].expand(steps - len(x), *x.shape[1:])])
+
+    def by_site(pieces: list[dict[str, Tensor]], before: int) -> dict[str, Tensor]:
+        """One tensor for each site from those of the parts, with `before` dimensions in front of its own."""
+
+        def whole(site: str) -> Tensor:
+            dim = dims[site]  # None: samples share its neurons
+            return pieces[0][site] if dim is None else torch.cat([piece[site] for piece in pieces], before + dim)
+
+        return {site: whole(site) for site in pieces[0]}
+
+    dim = dims[main_output(program.output, Ref)[0].name]
+    assert dim is not None  # such a batch is not split
+    logits = torch.cat([lasting(run.logits_per_step) for run in runs], dim=1 + dim)
+    return replace(
+        first,
+        logits=logits[-1],
+        logits_per_step=logits,
+        steps=steps,
+        computed_steps=max(run.computed_steps for run in runs),
+        t_eq=[t for run in runs for t in run.t_eq],
+        spike_counts={site: torch.cat([silent(run.spike_counts[site]) for run in runs], 1) for site in first.neurons},
+        trains=by_site([{site: silent(x) for site, x in run.trains.items()} for run in runs], 1),
+        tracers=by_site([run.tracers for run in runs], 0),
+        neuron_spikes=by_site([run.neuron_spikes for run in runs], 0),
+    )
+
+
+# --- memory that is not needed any more, but kept: after many runs on a CPU several times what one of them takes
+#
+# Python looks for objects that hold one another once there are many of them, however large their tensors are. And of
+# what threads have freed, the GNU C library returns only what lies at the end of its heaps.
+
+SLACK = 1 << 30  # bytes by which a process may grow before it is looked through: pages that come back must be cleared
+_least: int | None = None  # bytes resident after the last time, or the fewest seen
+
+
+def release_memory() -> bool:
+    """Return unused memory to the system, if the process has grown a lot since the last time; whether it was done.
+
+    Example:
+        >>> _ = release_memory()
+        >>> release_memory()  # it has not grown since
+        False
+    """
+    global _least
+    trim, now = _trim(), _resident()
+    if trim is None or now is None:
+        return False
+    _least = now if _least is None else min(_least, now)
+    if now - _least < SLACK:
+        return False
+    gc.collect()
+    trim(0)
+    _least = _resident()
+    return True
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """`malloc_trim`, where the C library has one."""
+    with suppress(AttributeError, OSError, TypeError):
+        return ctypes.CDLL(None).malloc_trim
+    return None
+
+
+def _resident() -> int | None:
+    """Bytes of memory that this process has, on Linux."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGESIZE
+    return None

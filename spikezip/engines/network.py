@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from spikezip.engines.engine import Drive, Run, Steps, driven
 from spikezip.engines.loop import equilibrium_output, run
-from spikezip.engines.run import Run
-from spikezip.engines.state import Drive, Steps, driven
 from spikezip.errors import ConfigError
 from spikezip.program.batch import Batch, by_position, complete, named
 from spikezip.program.freeze import Frozen

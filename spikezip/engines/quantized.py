@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from spikezip.engines.synapses import Pair, Synapse
-from spikezip.engines.walk import SiteRule, collect, constants, sizes_of, uses_of_moving, walk
+from spikezip.engines.walk import SiteRule, collect, constants, uses_of_moving, walk
 from spikezip.ops import rounding
+from spikezip.program.batch import sizes_of
 from spikezip.program.freeze import Frozen
 from spikezip.program.nodes import Matmul, Site
 
@@ -40,5 +41,5 @@ def quantized_pass(network: Frozen, inputs: Mapping[str, Any], site: SiteRule) -
         still = constants(network, inputs, sizes)
         values = dict(still)
         free = network.program.derived(uses_of_moving)
-        walk(network, network.moving, values, sizes, site, product, free)
+        walk(network, network.program.moving, values, sizes, site, product, free)
         return collect(network.program.output, values)

@@ -25,7 +25,7 @@ class SpikeEngine(Engine):
 
     def _step(self) -> Any:
         values = dict(self.constants)
-        walk(self.network, self.network.moving, values, self.sizes, self._fire, self._product, self.free)
+        walk(self.network, self.program.moving, values, self.sizes, self._fire, self._product, self.free)
         self.state.done += 1
         return collect(self.program.output, values)
 

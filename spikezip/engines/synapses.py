@@ -52,7 +52,7 @@ class Synapse:
             codes, scale = network.codes(weight.key)
             self.parts = integer_parts(codes.flatten(1), weight.bits, site.largest, node.name)
             self.factor = scale if step.ndim else step * scale
-        self.bias = None if node.bias is None else network.tensors[_key(network, node.bias)]
+        self.bias = _bias(network, node)
         self.kernel = weight.shape[2:]
 
     def totals(self, codes: Tensor) -> Totals:
@@ -75,9 +75,7 @@ class Synapse:
             total = total.to(self.parts[0].dtype)
         if self.factor is not None:
             total = total * self.factor.to(total.dtype)
-        y = total.to(self.dtype)
-        y = y if self.bias is None else y + self.bias
-        return y if isinstance(self.node, Linear) else y.movedim(-1, 1)
+        return _with_bias(self.node, total.to(self.dtype), self.bias)
 
 
 def integer_parts(codes: Tensor, bits: int, largest_code: int, what: str) -> list[Part]:
@@ -122,41 +120,38 @@ def _grouped(rows: Tensor, part: Part, groups: int) -> Tensor:
     return total.transpose(0, 1).reshape(*rows.shape[:-1], -1)
 
 
-class InputLayer:
+def input_layer(network: Frozen, node: Linear | Convolution, x: Tensor) -> Tensor:
     """A product that sees floats: evaluated once per input, in fixed point, where its weights are integers."""
+    weight = network.program[node.weight]
+    assert isinstance(weight, Weight)
+    codes, scale = (network.tensors[weight.key], None) if weight.bits is None else network.codes(weight.key)
+    matrix = codes.flatten(1).to(torch.float64)
+    if scale is None:
+        wide = x.to(torch.float64)
+    else:
+        wide = grid.fixed_point(x, grid.linear_bound(matrix, 1), f"the input of {node.name}")
+    rows = wide if isinstance(node, Linear) else windows(wide, node, weight.shape[2:])
+    if isinstance(node, Linear) or node.groups == 1:
+        total = torch.nn.functional.linear(rows, matrix)
+    else:
+        total = _grouped(rows, Part(matrix, torch.float64), node.groups)
+    if scale is not None:
+        total = total * (scale.to(torch.float64) * 2.0**-grid.INPUT_FRACTION_BITS)
+    return _with_bias(node, total.to(node.dtype), _bias(network, node))
 
-    def __init__(self, network: Frozen, node: Linear | Convolution) -> None:
-        self.node = node
-        weight = network.program[node.weight]
-        assert isinstance(weight, Weight)
-        self.kernel = weight.shape[2:]
-        self.bits = weight.bits
-        self.bias = None if node.bias is None else network.tensors[_key(network, node.bias)]
-        if weight.bits is None:
-            self.weight, self.scale = network.tensors[weight.key], None
-        else:
-            codes, scale = network.codes(weight.key)
-            self.weight, self.scale = codes, scale
 
-    def output(self, x: Tensor) -> Tensor:
-        matrix = self.weight.flatten(1).to(torch.float64)
-        dtype = self.node.dtype
-        if self.scale is None:
-            wide = x.to(torch.float64)
-        else:
-            wide = grid.fixed_point(x, grid.linear_bound(matrix, 1), f"the input of {self.node.name}")
-        if isinstance(self.node, Linear):
-            total = torch.nn.functional.linear(wide, matrix)
-        else:
-            rows = windows(wide, self.node, self.kernel)
-            groups = self.node.groups
-            part = Part(matrix, torch.float64)
-            total = torch.nn.functional.linear(rows, matrix) if groups == 1 else _grouped(rows, part, groups)
-        if self.scale is not None:
-            total = total * (self.scale.to(torch.float64) * 2.0**-grid.INPUT_FRACTION_BITS)
-        y = total.to(dtype)
-        y = y if self.bias is None else y + self.bias
-        return y if isinstance(self.node, Linear) else y.movedim(-1, 1)
+def _bias(network: Frozen, node: Linear | Convolution) -> Tensor | None:
+    if node.bias is None:
+        return None
+    bias = network.program[node.bias]
+    assert isinstance(bias, Weight)
+    return network.tensors[bias.key]
+
+
+def _with_bias(node: Linear | Convolution, y: Tensor, bias: Tensor | None) -> Tensor:
+    """What a product gives, from values that have their channels last."""
+    y = y if bias is None else y + bias
+    return y if isinstance(node, Linear) else y.movedim(-1, 1)
 
 
 class Pair:
@@ -164,45 +159,30 @@ class Pair:
 
     def __init__(self, network: Frozen, node: Matmul, constants: Mapping[str, Any]) -> None:
         self.node = node
-        self.left, self.right = (_operand(network, name, constants) for name in (node.a, node.b))
+        (left, left_largest), (right, right_largest) = (_operand(network, name, constants) for name in (node.a, node.b))
         self.dtype = network.dtype
-        scales = [operand.step for operand in (self.left, self.right)]
-        self.factor = scales[0] * scales[1] * node.scaling
+        self.factor = left * right * node.scaling
+        self.largest, self.bound = max(left_largest, right_largest), left_largest * right_largest
 
     def accumulator(self, depth: int) -> torch.dtype:
         """What holds sums over `depth` products of codes exactly."""
-        bound = depth * self.left.largest * self.right.largest
-        return torch.promote_types(grid.accumulator(bound, f"the product {self.node.name}"), self.dtype)
+        return torch.promote_types(grid.accumulator(depth * self.bound, f"the product {self.node.name}"), self.dtype)
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
-        largest = max(self.left.largest, self.right.largest)
-        return grid.matmul(a, b, self.accumulator(a.shape[-1]), largest)
+        return grid.matmul(a, b, self.accumulator(a.shape[-1]), self.largest)
 
     def output(self, total: Tensor) -> Tensor:
         return (total * self.factor.to(total.dtype)).to(self.dtype)
 
 
-@dataclass(frozen=True)
-class _Operand:
-    site: str | None
-    step: Tensor
-    largest: int
-
-
-def _operand(network: Frozen, name: str, constants: Mapping[str, Any]) -> _Operand:
+def _operand(network: Frozen, name: str, constants: Mapping[str, Any]) -> tuple[Tensor, int]:
+    """The scale of an operand, and its largest code."""
     found = source(network.program, name)
     if isinstance(found, Site):
-        return _Operand(found.name, network.step_size(found.name), found.largest)
+        return network.step_size(found.name), found.largest
     if isinstance(found, Weight):
-        _, scale = network.codes(found.key)
-        return _Operand(None, scale, grid.reference.LARGEST_WEIGHT[found.bits or 8])
+        return network.codes(found.key)[1], grid.reference.LARGEST_WEIGHT[found.bits or 8]
     if isinstance(found, Grid):
-        return _Operand(None, constants[f"{found.name}.scale"], grid.reference.LARGEST_WEIGHT[found.bits])
+        return constants[f"{found.name}.scale"], grid.reference.LARGEST_WEIGHT[found.bits]
     # A float constant, where weights are not on a grid.
-    return _Operand(None, torch.ones((), dtype=network.dtype, device=network.device), 1)
-
-
-def _key(network: Frozen, name: str) -> str:
-    node = network.program[name]
-    assert isinstance(node, Weight)
-    return node.key
+    return torch.ones((), dtype=network.dtype, device=network.device), 1

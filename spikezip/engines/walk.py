@@ -1,4 +1,4 @@
-"""Go through the nodes of a program once. What a product and a site do, an engine says."""
+"""Go through the nodes of a program once, for one step or several. What a product and a site do, an engine says."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.engines.synapses import InputLayer
+from spikezip.engines.synapses import input_layer
 from spikezip.errors import InputError
 from spikezip.program.analysis import source
 from spikezip.program.batch import check_ids
-from spikezip.program.floats import float_value, function_value
 from spikezip.program.freeze import Frozen, on_grid
-from spikezip.program.functions import KINDS, Kind
+from spikezip.program.functions import float_value, function_value
+from spikezip.program.layout import Layout
 from spikezip.program.nodes import (
     Convolution,
     Function,
@@ -23,79 +23,16 @@ from spikezip.program.nodes import (
     Node,
     Product,
     Program,
+    Ref,
     Site,
     Values,
     Weight,
+    map_arguments,
 )
-from spikezip.program.sizes import Bindings, Size, bind, plus
+from spikezip.program.sizes import Bindings, bind
 
 SiteRule = Callable[[Site, Tensor], Tensor]
 ProductRule = Callable[[Any, Mapping[str, Any]], Tensor]
-
-
-def sizes_of(program: Program, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """What the symbols stand for in a batch, after checking that it fits the program."""
-    missing = [node.name for node in program.inputs if node.name not in inputs]
-    unknown = [name for name in inputs if name not in {node.name for node in program.inputs}]
-    if missing or unknown:
-        takes = ", ".join(node.name for node in program.inputs)
-        which = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
-        raise InputError(f"a batch {which}: the network was captured with the inputs {takes}; give these")
-    for name, dim in program.symbols.values():
-        if inputs[name].ndim <= dim:
-            shown = ", ".join(map(str, program[name].shape))
-            raise InputError(f"{name} has the shape {list(inputs[name].shape)}, but [{shown}] is needed")
-    sizes = {symbol: inputs[name].shape[dim] for symbol, (name, dim) in program.symbols.items()}
-    for node in program.inputs:
-        wanted = tuple(bind(size, sizes) for size in node.shape)
-        if tuple(inputs[node.name].shape) != wanted:
-            shown = ", ".join(map(str, node.shape))
-            raise InputError(
-                f"{node.name} has the shape {list(inputs[node.name].shape)}, but [{shown}] is needed"
-                + ("" if program.batch else f": the network was captured for this batch size only ({program.fixed})")
-            )
-    for what, size, most in program.derived(_limits):
-        if bind(size, sizes) > most:
-            raise InputError(
-                f"{_read_from(program, size)} is too long: {what} holds {most} places, and {bind(size, sizes)} are "
-                "needed. Give a shorter one, such as fewer tokens"
-            )
-    return sizes
-
-
-def _limits(program: Program) -> list[tuple[str, Size, int]]:
-    """What a network holds for a number of places, as embeddings of positions: its name, places needed, places held."""
-    found = []
-    for node in program.nodes:
-        if not isinstance(node, Function) or not node.reads:
-            continue
-        table = program[node.reads[0]]
-        if node.op == "aten.slice.Tensor":
-            places = list(zip(node.shape, table.shape, strict=True))
-        elif node.op == "aten.embedding.default" and (counted := _counted(program, node.reads[1])) is not None:
-            places = [(counted, table.shape[0])]
-        else:
-            continue
-        found += [(table.name, n, m) for n, m in places if isinstance(n, Size) and isinstance(m, int)]
-    return found
-
-
-def _counted(program: Program, name: str) -> Any:
-    """The size that numbers count up to, if they do nothing else."""
-    node, first = program[name], 0
-    while isinstance(node, Function) and node.op != "aten.arange.default":
-        if node.op == "aten.add.Tensor" and isinstance(node.args[1], int):
-            first += node.args[1]
-        elif KINDS[node.op] is not Kind.MOVE:
-            return None
-        node = program[node.reads[0]]
-    return plus(node.args[0], first) if isinstance(node, Function) else None
-
-
-def _read_from(program: Program, size: Size) -> str:
-    """The inputs that a size is read from, with their dimensions."""
-    places = (program.symbols[symbol] for symbol in sorted(size.symbols))
-    return " and ".join(f"{name} along dimension {dim}" for name, dim in places)
 
 
 def last_uses(nodes: Iterable[Node], keep: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -120,13 +57,13 @@ def constants(network: Frozen, inputs: Mapping[str, Any], sizes: Bindings) -> di
     check_ids(network.program, inputs)
     needed, free = network.program.derived(_uses_of_constants)
     values: dict[str, Any] = {}
-    for node in network.constant:
+    for node in network.program.constant:
         if isinstance(node, Input):
             values[node.name] = _as_captured(node, inputs[node.name], network.dtype)
         elif isinstance(node, Weight):
             values[node.name] = network.tensors[node.key if node.bits is None else f"{node.key}.codes"]
         elif isinstance(node, (Linear, Convolution)) and source(network.program, node.weight) is not None:
-            values[node.name] = InputLayer(network, node).output(values[node.x])
+            values[node.name] = input_layer(network, node, values[node.x])
         elif isinstance(node, Grid):  # a constant that depends on a size: it has a grid for this batch
             values[node.name], values[scale_of(node)] = on_grid(values[node.weight], node, None)
         elif isinstance(node, Matmul):
@@ -214,10 +151,97 @@ def walk(
             del values[name]
 
 
+class Folding:
+    """Steps as further samples: values `[n, …]` of n steps become those of a batch n times as large, and back."""
+
+    def __init__(self, network: Frozen, layout: Layout, sizes: Bindings, batch: int, constants: Mapping[str, Any]):
+        self.network, self.program, self.layout = network, network.program, layout
+        self.own_sizes, self.batch, self.own_constants = sizes, batch, constants
+        self._constants: dict[tuple[str, int], Any] = {}
+        self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def prefix(self, name: str) -> int:
+        """The elements before the first sample of a value and its second: `[prefix, samples, rest]` is its layout."""
+        found: int = bind(self.layout.prefix.get(name, 1), self.own_sizes)
+        return found
+
+    def sizes(self, steps: int) -> Bindings:
+        if steps == 1:
+            return self.own_sizes
+        assert self.program.batch is not None
+        return {**self.own_sizes, self.program.batch: steps * self.batch}
+
+    def shape(self, name: str, steps: int = 1) -> tuple[int, ...]:
+        key = name, steps
+        if key not in self._shapes:
+            sizes = self.sizes(steps)
+            self._shapes[key] = tuple(bind(size, sizes) for size in self.program[name].shape)
+        return self._shapes[key]
+
+    def fold(self, name: str, data: Tensor) -> Tensor:
+        """`[n, …]` → a batch of n times as many samples."""
+        steps = len(data)
+        if steps == 1:
+            return data[0]
+        outer, shape = self.prefix(name), self.shape(name, steps)
+        if outer == 1:
+            return data.reshape(shape)
+        return data.reshape(steps, outer, -1).transpose(0, 1).reshape(shape)
+
+    def unfold(self, name: str, x: Tensor, steps: int) -> Tensor:
+        """The other way round."""
+        if steps == 1:
+            return x[None]
+        outer, shape = self.prefix(name), self.shape(name)
+        if outer == 1:
+            return x.reshape(steps, *shape)
+        return x.reshape(outer, steps, -1).transpose(0, 1).reshape(steps, *shape)
+
+    def in_shape(self, name: str, rows: Tensor) -> Tensor:
+        """Neurons `[n, B · prefix · rest]`, sample after sample, in the shape of their site, `[n, …]`."""
+        outer = self.prefix(name)
+        if outer > 1:
+            rows = rows.reshape(len(rows), self.batch, outer, -1).transpose(1, 2)
+        return rows.reshape(len(rows), *self.shape(name))
+
+    def still(self, name: str) -> Any:
+        """A value that does not change over time, for one step, whether it was kept or not."""
+        if name in self.own_constants:
+            return self.own_constants[name]
+        node = self.program[name]
+        if isinstance(node, Weight):
+            return self.network.tensors[node.key if node.bits is None else f"{node.key}.codes"]
+        assert not isinstance(node, Input)
+        read = {n: self.still(n) for n in node.reads}
+        return float_value(node, read, self.own_sizes, self.network.device)
+
+    def constant(self, name: str, steps: int) -> Any:
+        """The same for so many steps: repeated if it has samples; what is made from sizes alone is made anew."""
+        if steps == 1 or not (name in self.layout.follows_batch or name in self.layout.prefix):
+            return self.still(name)
+        key = name, steps
+        if key not in self._constants:
+            self._constants[key] = self._constant(name, steps)
+        return self._constants[key]
+
+    def _constant(self, name: str, steps: int) -> Any:
+        if name in self.layout.follows_batch:
+            node = self.program[name]
+            read = {n: self.constant(n, steps) for n in node.reads}
+            return float_value(node, read, self.sizes(steps), self.network.device)
+        x = self.still(name)
+        if not isinstance(x, Tensor):
+            return x
+        outer = self.prefix(name)
+        return x.reshape(outer, 1, -1).expand(outer, steps, -1).reshape(self.shape(name, steps))
+
+    def forget(self) -> None:
+        """Release the memory of constants that were made for several steps."""
+        self._constants.clear()
+
+
 def collect(output: Any, values: Mapping[str, Any]) -> Any:
     """What the program returns: its structure with values in the place of references."""
-    from spikezip.program.nodes import Ref, map_arguments
-
     return map_arguments(output, lambda x: values[x.name] if isinstance(x, Ref) else x)
 
 

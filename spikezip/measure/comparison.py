@@ -18,7 +18,7 @@ from spikezip.measure.plain import Plain
 from spikezip.ops import rounding
 from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.kernels import triton_is_here
-from spikezip.program.portable import not_portable
+from spikezip.program.analysis import not_portable
 from spikezip.quant.network import QuantizedNetwork
 from spikezip.version import versions
 

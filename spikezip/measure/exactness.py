@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from spikezip.engines import Drive, Run, SpikingNetwork, quantized, resolve_engine
+from spikezip.engines.engine import driven
 from spikezip.engines.loop import find_primary, run
-from spikezip.engines.state import driven
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.certificate import Certificate
 from spikezip.measure.comparison import Comparison, compare_batch

@@ -23,14 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikezip.engines.walk import sizes_of
 from spikezip.measure.plain import Plain
 from spikezip.program import file as program_file
-from spikezip.program.batch import sample_count
+from spikezip.program.batch import sample_count, sizes_of
 from spikezip.program.freeze import Frozen
-from spikezip.program.lower import times
 from spikezip.program.nodes import Input, Node, Program, Ref, Shape, Site, map_arguments
-from spikezip.program.sizes import Size, bind
+from spikezip.program.sizes import Size, bind, times
 
 MASKS = ("attention_mask", "decoder_attention_mask")
 OUTPUTS, DATA = "outputs", "data"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spikezip.engines import Drive, SpikingNetwork, resolve_engine
-from spikezip.engines.state import driven
+from spikezip.engines.engine import driven
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.answers import Head
 from spikezip.measure.certificate import Certificate

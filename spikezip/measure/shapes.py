@@ -17,9 +17,8 @@ from spikezip.errors import ConfigError, InputError
 from spikezip.measure.rows import LINEAR, MIX, SCORES
 from spikezip.program.analysis import chain, source
 from spikezip.program.batch import Batch
-from spikezip.program.floats import float_value, plain_product
 from spikezip.program.freeze import Frozen
-from spikezip.program.functions import KINDS, Kind
+from spikezip.program.functions import KINDS, Kind, float_value, plain_product
 from spikezip.program.nodes import (
     Convolution,
     Function,

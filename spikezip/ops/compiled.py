@@ -14,12 +14,7 @@ LEAST = 1 << 15  # values for a thread: below that, handing the work over takes 
 
 @cache
 def numba_is_here() -> bool:
-    """Whether numba is installed.
-
-    Example:
-        >>> numba_is_here() in (True, False)
-        True
-    """
+    """Whether numba is installed."""
     return find_spec("numba") is not None
 
 
@@ -41,8 +36,8 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def share(work: Callable[[int, int], Any], pieces: int, values: int, most: int | None = None) -> None:
-    """Call `work(first, last)` on ranges that make up `pieces`, at once on as many threads as torch uses, or on `most`.
+def share(work: Callable[[int, int], Any], pieces: int, values: int) -> None:
+    """Call `work(first, last)` on ranges that make up `pieces`, at once on as many threads as torch uses.
 
     Example:
         >>> seen = []
@@ -50,7 +45,7 @@ def share(work: Callable[[int, int], Any], pieces: int, values: int, most: int |
         >>> seen
         [0, 1, 2, 3, 4]
     """
-    threads = min(most or torch.get_num_threads(), pieces, max(1, values // LEAST))
+    threads = min(torch.get_num_threads(), pieces, max(1, values // LEAST))
     if threads == 1:
         work(0, pieces)
         return

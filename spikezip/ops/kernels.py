@@ -9,12 +9,7 @@ from torch import Tensor
 
 @cache
 def triton_is_here() -> bool:
-    """Whether Triton is installed.
-
-    Example:
-        >>> triton_is_here() in (True, False)
-        True
-    """
+    """Whether Triton is installed."""
     return find_spec("triton") is not None
 
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from spikezip.errors import InputError
+from spikezip.program.functions import KINDS, Kind
 from spikezip.program.nodes import Function, Input, Node, Program
+from spikezip.program.sizes import Size, bind, plus
 
 Batch: TypeAlias = Mapping[str, Any] | Tensor
 
@@ -125,6 +127,71 @@ def _tables(program: Program) -> dict[str, tuple[str, int]]:
         if isinstance(ids, Input) and isinstance(rows, int) and rows < found.get(ids.name, ("", rows + 1))[1]:
             found[ids.name] = table.name, rows
     return found
+
+
+def sizes_of(program: Program, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """What the symbols stand for in a batch, after checking that it fits the program."""
+    missing = [node.name for node in program.inputs if node.name not in inputs]
+    unknown = [name for name in inputs if name not in {node.name for node in program.inputs}]
+    if missing or unknown:
+        takes = ", ".join(node.name for node in program.inputs)
+        which = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
+        raise InputError(f"a batch {which}: the network was captured with the inputs {takes}; give these")
+    for name, dim in program.symbols.values():
+        if inputs[name].ndim <= dim:
+            shown = ", ".join(map(str, program[name].shape))
+            raise InputError(f"{name} has the shape {list(inputs[name].shape)}, but [{shown}] is needed")
+    sizes = {symbol: inputs[name].shape[dim] for symbol, (name, dim) in program.symbols.items()}
+    for node in program.inputs:
+        wanted = tuple(bind(size, sizes) for size in node.shape)
+        if tuple(inputs[node.name].shape) != wanted:
+            shown = ", ".join(map(str, node.shape))
+            raise InputError(
+                f"{node.name} has the shape {list(inputs[node.name].shape)}, but [{shown}] is needed"
+                + ("" if program.batch else f": the network was captured for this batch size only ({program.fixed})")
+            )
+    for what, size, most in program.derived(_limits):
+        if bind(size, sizes) > most:
+            raise InputError(
+                f"{_read_from(program, size)} is too long: {what} holds {most} places, and {bind(size, sizes)} are "
+                "needed. Give a shorter one, such as fewer tokens"
+            )
+    return sizes
+
+
+def _limits(program: Program) -> list[tuple[str, Size, int]]:
+    """What a network holds for a number of places, as embeddings of positions: its name, places needed, places held."""
+    found = []
+    for node in program.nodes:
+        if not isinstance(node, Function) or not node.reads:
+            continue
+        table = program[node.reads[0]]
+        if node.op == "aten.slice.Tensor":
+            places = list(zip(node.shape, table.shape, strict=True))
+        elif node.op == "aten.embedding.default" and (counted := _counted(program, node.reads[1])) is not None:
+            places = [(counted, table.shape[0])]
+        else:
+            continue
+        found += [(table.name, n, m) for n, m in places if isinstance(n, Size) and isinstance(m, int)]
+    return found
+
+
+def _counted(program: Program, name: str) -> Any:
+    """The size that numbers count up to, if they do nothing else."""
+    node, first = program[name], 0
+    while isinstance(node, Function) and node.op != "aten.arange.default":
+        if node.op == "aten.add.Tensor" and isinstance(node.args[1], int):
+            first += node.args[1]
+        elif KINDS[node.op] is not Kind.MOVE:
+            return None
+        node = program[node.reads[0]]
+    return plus(node.args[0], first) if isinstance(node, Function) else None
+
+
+def _read_from(program: Program, size: Size) -> str:
+    """The inputs that a size is read from, with their dimensions."""
+    places = (program.symbols[symbol] for symbol in sorted(size.symbols))
+    return " and ".join(f"{name} along dimension {dim}" for name, dim in places)
 
 
 def _unknown(program: Program, name: str, value: Any, wanted: list[str]) -> str:

@@ -20,8 +20,7 @@ from torch.fx import Node as FxNode
 
 from spikezip.errors import CoverageError, InputError
 from spikezip.program import lower
-from spikezip.program.nodes import Program, Ref
-from spikezip.program.sizes import from_torch
+from spikezip.program.nodes import Program
 
 BATCH = "b"
 _LOCK = RLock()  # torch.export is for one thread at a time: it puts stand-ins in the place of a model's tensors
@@ -81,19 +80,19 @@ def _at_least_two(x: Tensor, batch_dim: int) -> Tensor:
 def _quiet(model: nn.Module) -> Iterator[None]:
     """The model as it is to be captured: in `eval()`, without autocast and a cache, attention as plain operations."""
     modes = {module: module.training for module in model.modules()}
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    caches = [(c, c.use_cache) for c in configs.values() if getattr(c, "use_cache", None)]
-    before = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
-    experts = [(c, c._experts_implementation) for c in configs.values() if hasattr(c, "_experts_implementation")]
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}.values()
+    names = ("use_cache", "_attn_implementation", "_experts_implementation")
+    before = [(config, name, getattr(config, name)) for config in configs for name in names if hasattr(config, name)]
     model.eval()
     try:
-        for config, _ in caches:
-            config.use_cache = False
         choose: Any = getattr(model, "set_attn_implementation", None)
-        if before and choose is not None:
+        if choose is not None and any(name == "_attn_implementation" for _, name, _ in before):
             choose("eager")
-        for config, _ in experts:  # every token with its own experts' weights: nothing depends on how many chose one
-            config._experts_implementation = "batched_mm"
+        for config, name, value in before:
+            if name == "use_cache" and value:
+                config.use_cache = False
+            elif name == "_experts_implementation":  # every token with its own experts' weights: nothing depends on
+                config._experts_implementation = "batched_mm"  # how many chose one
         with warnings.catch_warnings(), ExitStack() as without:
             warnings.simplefilter("ignore")
             for device in {"cpu", *(x.device.type for x in model.parameters() if x.device.type != "meta")}:
@@ -102,12 +101,8 @@ def _quiet(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-        for config, cache in caches:
-            config.use_cache = cache
-        for config, name in before:
-            config._attn_implementation = name
-        for config, name in experts:
-            config._experts_implementation = name
+        for config, name, value in before:
+            setattr(config, name, value)
 
 
 def _export(model: nn.Module, inputs: dict[str, Any], batch_dim: int) -> tuple[ExportedProgram, str]:
@@ -333,6 +328,3 @@ def _structure(exported: ExportedProgram, reader: "lower.Reader") -> Any:
 def _class_name(spec: Any) -> str:
     kind = spec.type
     return "" if kind in (None, tuple, list, dict) else f"{kind.__module__}.{kind.__qualname__}"
-
-
-__all__ = ["BATCH", "Captured", "Ref", "capture", "from_torch"]

@@ -8,12 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from spikezip.errors import ConfigError, CoverageError
-from spikezip.program.analysis import Depends, dependence, source
+from spikezip.program.analysis import Depends, dependence, not_portable, source
 from spikezip.program.capture import Captured, capture
 from spikezip.program.functions import KINDS, Kind
 from spikezip.program.nodes import Function, Input, Node, Product, Program, Site
 from spikezip.program.place import place
-from spikezip.program.portable import not_portable
 from spikezip.program.tidy import tidy
 from spikezip.quant.config import QuantConfig
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from spikezip.errors import CalibrationError, ConfigError
 from spikezip.ops import grid, rounding
-from spikezip.program.analysis import Depends, dependence
-from spikezip.program.floats import float_value
+from spikezip.program.analysis import Depends, dependence, reasons
+from spikezip.program.functions import float_value
 from spikezip.program.nodes import (
     Convolution,
     Function,
@@ -23,7 +23,6 @@ from spikezip.program.nodes import (
     Weight,
     map_arguments,
 )  # fmt: skip
-from spikezip.program.portable import reasons
 from spikezip.program.sizes import Size
 
 
@@ -51,17 +50,9 @@ class Frozen:
         """The integers of a weight on a grid, and their scale."""
         return self.tensors[f"{key}.codes"], self.tensors[f"{key}.scale"]
 
-    @property
-    def constant(self) -> tuple[Node, ...]:
-        return self.program.constant
-
-    @property
-    def moving(self) -> tuple[Node, ...]:
-        return self.program.moving
-
     def moving_weights(self) -> list[Weight]:
         """The weights of products that are made in every step."""
-        products = (node for node in self.moving if isinstance(node, (Linear, Convolution)))
+        products = (node for node in self.program.moving if isinstance(node, (Linear, Convolution)))
         return [node for product in products if isinstance(node := self.program[product.weight], Weight)]
 
     @property

@@ -1,19 +1,23 @@
-"""The operations that a program may hold besides products: an allow-list, and how each is evaluated.
+"""The operations that a program may hold besides products: an allow-list, and how each is evaluated in floats.
 
 A function gives the same bits for the same numbers: wherever they lie in a tensor, however large the batch is, on every
 device and with every instruction set. Those for which that does not hold are `WIDE`; a network with such a function is
-not portable (`program/portable.py`).
+not portable (`program/analysis.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from spikezip.errors import CoverageError
+from spikezip.ops import grid, sums
 from spikezip.program.arithmetic import FUNCTIONS
+from spikezip.program.nodes import Convolution, Function, Linear, Matmul, Node, Ref, Rows, map_arguments
+from spikezip.program.sizes import Bindings, Size
 
 
 class Kind(Enum):
@@ -208,3 +212,60 @@ _NARROW: dict[torch.dtype, dict[torch.dtype, torch.dtype]] = {
     torch.float32: {torch.float64: torch.float32, torch.complex128: torch.complex64},
     torch.float64: {},
 }
+
+
+# --- the values of nodes in floats: how a network computes before it is quantized
+
+
+def function_value(node: Function, values: Mapping[str, Any], sizes: Bindings, device: torch.device) -> Any:
+    """The value of a function, given those of all nodes that it reads and what the symbols stand for."""
+
+    def bound(x: Any) -> Any:
+        if isinstance(x, Ref):
+            return values[x.name]
+        return x.at(sizes) if isinstance(x, Size) else x
+
+    args, kwargs = map_arguments(node.args, bound), map_arguments(node.kwargs, bound)
+    return evaluate(node.op, args, kwargs, node.dtype, device)
+
+
+def float_value(node: Node, values: Mapping[str, Any], sizes: Bindings, device: torch.device) -> Any:
+    """The value of a function or of a product of floats, which is summed without an order.
+
+    A convolution of floats is summed by torch in float64: its last bits may depend on the machine.
+    """
+    if isinstance(node, Function):
+        return function_value(node, values, sizes, device)
+    if isinstance(node, Rows):
+        rows = values[node.x]
+        codes, scale = grid.weight_grid(rows.reshape(-1, rows.shape[-1]), node.bits)
+        return (codes * scale[:, None]).view(rows.shape)
+    if isinstance(node, Matmul):
+        y = sums.matmul(values[node.a], values[node.b])
+        return (y if node.scaling == 1 else y * node.scaling).to(node.dtype)
+    if isinstance(node, Linear):
+        x = values[node.x]
+        y = sums.matmul(torch.atleast_2d(x), values[node.weight].T).view(*x.shape[:-1], -1)
+        return (y if node.bias is None else y + _in_double(values[node.bias])).to(node.dtype)
+    return plain_product(node, lambda name: _in_double(values[name])).to(node.dtype)
+
+
+def _in_double(x: Tensor) -> Tensor:
+    return x.to(torch.float64) if x.is_floating_point() else x
+
+
+def plain_product(node: Node, value: Callable[[str], Tensor]) -> Tensor:
+    """A product in the dtype of its operands, by torch's own kernels."""
+    if isinstance(node, Matmul):
+        y = torch.matmul(value(node.a), value(node.b))
+        return y if node.scaling == 1 else y * node.scaling
+    assert isinstance(node, (Linear, Convolution))
+    x, weight = value(node.x), value(node.weight)
+    bias = None if node.bias is None else value(node.bias)
+    if isinstance(node, Linear):
+        return F.linear(x, weight, bias)
+    pads = [p for pair in reversed(node.padding) for p in pair]
+    x = F.pad(x, pads) if any(pads) else x
+    function: Any = (F.conv1d, F.conv2d, F.conv3d)[len(node.stride) - 1]
+    result: Tensor = function(x, weight, bias, node.stride, 0, node.dilation, node.groups)
+    return result

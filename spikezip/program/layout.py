@@ -12,7 +12,6 @@ import torch
 
 from spikezip.program.analysis import Depends, dependence
 from spikezip.program.functions import operators
-from spikezip.program.lower import times
 from spikezip.program.nodes import (
     Convolution,
     Function,
@@ -28,7 +27,7 @@ from spikezip.program.nodes import (
     Values,
     Weight,
 )
-from spikezip.program.sizes import Size
+from spikezip.program.sizes import Size, times
 
 _RESHAPES = frozenset(
     operators(
@@ -73,6 +72,18 @@ def batch_layout(program: Program) -> Layout:
     return _Analysis(program).run()
 
 
+def sample_dim(program: Program, name: str, prefix: Mapping[str, int | Size]) -> int | None:
+    """The dimension of a value that samples begin, and in which they follow one another, if one does."""
+    shape = program[name].shape
+    dims = _batch_dims(shape, program.batch)
+    aligned = len(dims) == 1 and times(*shape[: dims[0]]) == prefix.get(name)
+    return dims[0] if aligned else None
+
+
+def _batch_dims(shape: Shape, batch: str | None) -> list[int]:
+    return [i for i, size in enumerate(shape) if isinstance(size, Size) and batch in size.symbols]
+
+
 class _Analysis:
     def __init__(self, program: Program) -> None:
         assert program.batch is not None
@@ -112,7 +123,7 @@ class _Analysis:
         return frozenset(name for name in plain if self._dims(self.program[name].shape))
 
     def _dims(self, shape: Shape) -> list[int]:
-        return [i for i, size in enumerate(shape) if isinstance(size, Size) and self.batch in size.symbols]
+        return _batch_dims(shape, self.batch)
 
     def _count(self, node: Node) -> None:
         """Numbers of samples, such as `arange(b)`, are no content of a sample: repeated, they would be wrong."""
@@ -146,7 +157,7 @@ class _Analysis:
             return "it sums over samples" if last in self._dims(self.program[node.x].shape) else self.prefix[node.x]
         if isinstance(node, Function) and node.op in _RESHAPES and len(given) == 1 and dims:
             return self.prefix[given[0]]
-        places = {name: self._place(name) for name in given}
+        places = {name: sample_dim(self.program, name, self.prefix) for name in given}
         for name, place in places.items():
             if place is None:
                 return f"samples lie within a dimension of {name}"
@@ -157,13 +168,6 @@ class _Analysis:
         if isinstance(node, Function) and node.op in _PERMUTES:
             return times(*node.shape[: dims[0]]) if len(dims) == 1 else "every sample meets every other"
         return self._general(node, dims, places)
-
-    def _place(self, name: str) -> int | None:
-        """The dimension that samples begin, if one does."""
-        shape = self.program[name].shape
-        dims = self._dims(shape)
-        aligned = len(dims) == 1 and times(*shape[: dims[0]]) == self.prefix[name]
-        return dims[0] if aligned else None
 
     def _is_tuple(self, node: Node) -> TypeGuard[Function]:
         readers = self.program.readers[node.name]

@@ -5,7 +5,6 @@ Most operations become one function. Here stand those that become products, or s
 
 import operator
 from collections.abc import Callable, Mapping
-from math import prod
 from typing import Any
 
 import torch
@@ -15,25 +14,17 @@ from torch.fx import Node as FxNode
 from spikezip.errors import CoverageError
 from spikezip.program.functions import KINDS, kind_of
 from spikezip.program.nodes import Convolution, Function, Input, Linear, Matmul, Node, Ref, Weight
-from spikezip.program.sizes import Size, from_torch, minus, plus
+from spikezip.program.sizes import from_torch, minus, plus, times
 
 # These leave values as they are, or only say something about them.
-_SAME = {
-    "contiguous", "clone", "detach", "alias", "lift_fresh_copy", "lift_fresh", "positive", "resolve_conj",
-    "resolve_neg", "detach_",
-}  # fmt: skip
+_SAME = "contiguous clone detach detach_ alias lift_fresh lift_fresh_copy positive resolve_conj resolve_neg"
 _NOTHING = {
     "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
     "sym_constrain_range_for_size",
 }  # fmt: skip
-_CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"}
 # Where a tensor lies, and how, is nothing that a program says.
 _LAYOUT = {"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"}
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
-_PIECES = ("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
-_FILLED = (
-    "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "new_empty", "empty_like", "empty",
-)  # fmt: skip
 _VIEWS = {
     "view", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "expand", "t", "slice",
     "select", "narrow", "diagonal", "split", "split_with_sizes", "chunk", "unbind", "movedim", "swapaxes", "view_as",
@@ -69,11 +60,10 @@ def is_view(node: FxNode) -> bool:
 def functional_name(node: FxNode) -> tuple[str, str]:
     """The name of an operator and its overload; of one that writes in place, those of what it writes."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    name, overload = base_name(node), node.target._overloadname
+    name, overload = base_name(node), node.target._overloadname or "default"
     name = _ALIASES.get(name, name)
     if is_in_place(node):
         name = _ALIASES.get(name.removesuffix("_"), name.removesuffix("_"))
-        overload = _FUNCTIONAL_OVERLOAD.get((name, overload), overload)
     return name, overload
 
 
@@ -86,9 +76,7 @@ def is_known(node: FxNode) -> bool:
     name, overload = functional_name(node)
     if name == "einsum":
         return _is_product_of_two(node)
-    if name in _SAME or name in _CASTS or name in _LOWERINGS or name in _PIECES or name in _FILLED:
-        return True
-    return name in ("item", "view", "_unsafe_view", "view_copy") or f"aten.{name}.{overload or 'default'}" in KINDS
+    return name in _LOWERINGS or name == "item" or f"aten.{name}.{overload}" in KINDS
 
 
 def _is_product_of_two(node: FxNode) -> bool:
@@ -206,7 +194,7 @@ class Reader:
     def add(self, kind: type[Node], like: Any, *, name: str = "", **given: Any) -> Ref:
         """Append a node whose value looks like `like`: a tensor of the exported graph, or `(shape, dtype)`."""
         if isinstance(like, Tensor):
-            shape, dtype = tuple(self.number(size) for size in like.shape), like.dtype
+            shape, dtype = self.sizes(like), like.dtype
         elif isinstance(like, tuple) and len(like) == 2 and isinstance(like[1], torch.dtype):
             shape, dtype = like
         else:  # several tensors at once: each is taken out by `getitem`
@@ -221,8 +209,19 @@ class Reader:
         name = f"{self.module}.{label}" if self.module else label
         return self.add(Function, like, name=name, op=op, args=args, kwargs=kwargs)
 
+    def like(self, op: str, x: Ref, *args: Any, shape: Any = None, **kwargs: Any) -> Ref:
+        """A function whose value is like `x`, but for the shape if one is given."""
+        node = self._node(x)
+        return self.function(f"aten.{op}", (node.shape if shape is None else shape, node.dtype), x, *args, **kwargs)
+
+    def reshaped(self, x: Ref, shape: Any) -> Ref:
+        return self.like("reshape.default", x, shape, shape=shape)
+
     def shape(self, ref: Ref) -> tuple[Any, ...]:
         return self._node(ref).shape
+
+    def sizes(self, value: Tensor) -> tuple[Any, ...]:
+        return tuple(self.number(size) for size in value.shape)
 
     def _node(self, ref: Ref) -> Node:
         return next(node for node in reversed(self.nodes) if node.name == ref.name)
@@ -247,10 +246,9 @@ class Reader:
         kwargs = {k: self.argument(v) for k, v in node.kwargs.items() if k not in _LAYOUT}
         # Arguments by position have no names; those that say where a tensor lies are devices and formats.
         args = [x for x in args if not isinstance(x, (torch.device, torch.memory_format, torch.layout))]
-        if not is_in_place(node):
-            return self._operation(*functional_name(node), value, args, kwargs)
         result = self._operation(*functional_name(node), value, args, kwargs)
-        self.values[_first(node)] = result
+        if is_in_place(node):
+            self.values[_first(node)] = result
         return result
 
     def _follow_scalar(self, node: FxNode, name: str, value: Any) -> None:
@@ -275,32 +273,15 @@ class Reader:
                     self.scalars[node] = plus(a, b) if name == "add" else minus(*((a, b) if name == "sub" else (b, a)))
 
     def _operation(self, name: str, overload: str, value: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if name in _SAME:
-            return args[0]
-        if name in _CASTS:
-            same = isinstance(value, Tensor) and self._node(args[0]).dtype == value.dtype
-            return args[0] if same else self.function("aten.to.dtype", value, args[0], value.dtype)
         lowering = _LOWERINGS.get(name)
         if lowering is not None:
             return lowering(self, value, *args, **kwargs)
-        if name in _PIECES:
-            return _pieces(self, name, value, *args, **kwargs)
         if kwargs.get("alpha", 1) != 1:  # a product and a sum, which must not be fused
             alpha = kwargs.pop("alpha")
             other = args[1]
-            if isinstance(other, Ref):
-                node = self._node(other)
-                args[1] = self.function("aten.mul.Tensor", (node.shape, node.dtype), other, alpha)
-            else:
-                args[1] = other * alpha
+            args[1] = self.like("mul.Tensor", other, alpha) if isinstance(other, Ref) else other * alpha
         kwargs.pop("alpha", None)
-        if name in _FILLED:
-            filled = {"ze": 0, "on": 1, "em": 0}.get(name.removeprefix("new_")[:2], args[-1])
-            shape = tuple(self.number(size) for size in value.shape)
-            return self.function("aten.full.default", value, shape, filled, dtype=value.dtype)
-        if name in ("view", "_unsafe_view", "view_copy") and overload in ("", "default"):
-            name = "reshape"  # how values lie in memory is no matter of the program
-        return self.function(f"aten.{name}.{overload or 'default'}", value, *args, **kwargs)
+        return self.function(f"aten.{name}.{overload}", value, *args, **kwargs)
 
     def _getitem(self, node: FxNode, value: Any) -> Any:
         whole, index = self.values[_first(node)], node.args[1]
@@ -317,9 +298,6 @@ def _first(node: FxNode) -> FxNode:
     return found
 
 
-_FUNCTIONAL_OVERLOAD = {("masked_fill", "Scalar"): "Scalar", ("fill", "Scalar"): "Scalar"}
-
-
 # --- products
 
 
@@ -330,16 +308,15 @@ def _linear(reader: Reader, value: Tensor, x: Ref, weight: Ref, bias: Ref | None
 
 def _matmul(reader: Reader, value: Tensor, a: Ref, b: Ref) -> Ref:
     left, right = reader.shape(a), reader.shape(b)
-    if len(left) == 1 or len(right) == 1:  # vectors: rows or columns of one
-        if len(left) == 1:
-            a = reader.function("aten.unsqueeze.default", ((1, *left), value.dtype), a, 0)
-        if len(right) == 1:
-            b = reader.function("aten.unsqueeze.default", ((*right, 1), value.dtype), b, 1)
-        rows = (*reader.shape(b)[:-2], *reader.shape(a)[:-1], reader.shape(b)[-1])
-        wide = reader.add(Matmul, (rows, value.dtype), name=_label(reader, "matmul"), a=a.name, b=b.name)
-        shape = tuple(reader.number(size) for size in value.shape)
-        return reader.function("aten.reshape.default", value, wide, shape)
-    return reader.add(Matmul, value, name=_label(reader, "matmul"), a=a.name, b=b.name)
+    if len(left) > 1 and len(right) > 1:
+        return reader.add(Matmul, value, name=_label(reader, "matmul"), a=a.name, b=b.name)
+    if len(left) == 1:  # vectors: rows or columns of one
+        a = reader.like("unsqueeze.default", a, 0, shape=(1, *left))
+    if len(right) == 1:
+        b = reader.like("unsqueeze.default", b, 1, shape=(*right, 1))
+    rows = (*reader.shape(b)[:-2], *reader.shape(a)[:-1], reader.shape(b)[-1])
+    wide = reader.add(Matmul, (rows, value.dtype), name=_label(reader, "matmul"), a=a.name, b=b.name)
+    return reader.function("aten.reshape.default", value, wide, reader.sizes(value))
 
 
 def _size(x: Any) -> Any:
@@ -351,21 +328,15 @@ def _label(reader: Reader, label: str) -> str:
 
 
 def _addmm(reader: Reader, value: Tensor, bias: Ref, a: Ref, b: Ref, beta: Any = 1, alpha: Any = 1) -> Ref:
-    if beta == 0:
-        return _scaled(reader, value, _matmul(reader, value, a, b), alpha)
     if beta == 1 and alpha == 1 and isinstance(reader._node(b), Weight) and len(reader.shape(bias)) == 1:
-        shape = reader.shape(b)
-        turned = reader.function("aten.t.default", ((shape[1], shape[0]), value.dtype), b)
+        turned = reader.like("t.default", b, shape=reader.shape(b)[::-1])
         return _linear(reader, value, a, turned, bias)
-    total = _scaled(reader, value, _matmul(reader, value, a, b), alpha)
-    if beta != 1:
-        node = reader._node(bias)
-        bias = reader.function("aten.mul.Tensor", (node.shape, node.dtype), bias, beta)
+    total = _matmul(reader, value, a, b)
+    total = total if alpha == 1 else reader.like("mul.Tensor", total, alpha)
+    if beta == 0:
+        return total
+    bias = bias if beta == 1 else reader.like("mul.Tensor", bias, beta)
     return reader.function("aten.add.Tensor", value, bias, total)
-
-
-def _scaled(reader: Reader, value: Tensor, total: Ref, factor: Any) -> Ref:
-    return total if factor == 1 else reader.function("aten.mul.Tensor", value, total, factor)
 
 
 def _einsum(reader: Reader, value: Tensor, equation: str, operands: tuple[Ref, ...], path: Any = None) -> Ref:
@@ -395,23 +366,20 @@ def _einsum(reader: Reader, value: Tensor, equation: str, operands: tuple[Ref, .
     found = [*both, *rows, *columns]
     shape = tuple(sizes[x] for x in found)
     if shape != (*outer, height, width):
-        total = reader.function("aten.reshape.default", (shape, value.dtype), total, shape)
+        total = reader.reshaped(total, shape)
     order = tuple(found.index(x) for x in out)
     return total if list(order) == sorted(order) else reader.function("aten.permute.default", value, total, order)
 
 
 def _bilinear(reader: Reader, value: Tensor, a: Ref, b: Ref, weight: Ref, bias: Ref | None = None) -> Ref:
     """`y_k = a · W_k · b`: a linear product with all `W_k` at once, and a product of its result with `b`."""
-    outer, dtype = reader.shape(a)[:-1], value.dtype
+    outer, dtype, name = reader.shape(a)[:-1], value.dtype, _label(reader, "bilinear")
     out, left, right = reader.shape(weight)
-    turned = reader.function("aten.transpose.int", ((out, right, left), dtype), weight, 1, 2)
     rows = times(out, right)
-    matrix = reader.function("aten.reshape.default", ((rows, left), dtype), turned, (rows, left))
-    name = _label(reader, "bilinear")
+    matrix = reader.reshaped(reader.like("transpose.int", weight, 1, 2, shape=(out, right, left)), (rows, left))
     wide = reader.add(Linear, ((*outer, rows), dtype), name=name, x=a.name, weight=matrix.name)
-    shape = (*outer, out, right)
-    wide = reader.function("aten.reshape.default", (shape, dtype), wide, shape)
-    column = reader.function("aten.unsqueeze.default", ((*outer, right, 1), dtype), b, len(outer) + 1)
+    wide = reader.reshaped(wide, (*outer, out, right))
+    column = reader.like("unsqueeze.default", b, len(outer) + 1, shape=(*outer, right, 1))
     y = reader.add(Matmul, ((*outer, out, 1), dtype), name=name, a=wide.name, b=column.name)
     y = reader.function("aten.squeeze.dim", value, y, len(outer) + 1)
     return y if bias is None else reader.function("aten.add.Tensor", value, y, bias)
@@ -433,12 +401,10 @@ def _spelled_out(reader: Reader, equation: str, operands: tuple[Ref, ...]) -> st
 
 
 def _arranged(reader: Reader, x: Ref, letters: str, order: list[str], shape: Any, sizes: Any) -> Ref:
-    dtype = reader._node(x).dtype
     places = tuple(letters.index(letter) for letter in order)
     if list(places) != sorted(places):
-        moved = tuple(sizes[letter] for letter in order)
-        x = reader.function("aten.permute.default", (moved, dtype), x, places)
-    return x if reader.shape(x) == shape else reader.function("aten.reshape.default", (shape, dtype), x, shape)
+        x = reader.like("permute.default", x, places, shape=tuple(sizes[letter] for letter in order))
+    return x if reader.shape(x) == shape else reader.reshaped(x, shape)
 
 
 def _spread(reader: Reader, x: Ref, letters: str, out: str, sizes: Any) -> Ref:
@@ -449,16 +415,6 @@ def _spread(reader: Reader, x: Ref, letters: str, out: str, sizes: Any) -> Ref:
 
 def _product(sizes: Mapping[str, Any], letters: list[str]) -> Any:
     return times(*(sizes[x] for x in letters))
-
-
-def times(*sizes: Any) -> Any:
-    """The product of sizes, a plain number where no symbol is among them."""
-    number = prod(x for x in sizes if not isinstance(x, Size))
-    symbolic = [x for x in sizes if isinstance(x, Size)]
-    if not symbolic:
-        return number
-    factors = ([number] if number != 1 else []) + symbolic
-    return factors[0] if len(factors) == 1 else Size("*", tuple(factors))
 
 
 def _attention(
@@ -474,16 +430,14 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Ref:
     """`softmax(q·kᵀ·scale + mask)·v`, as torch documents it; a masked place gets the lowest number added."""
-    dtype = value.dtype
-    q_shape, k_shape, v_shape = reader.shape(q), reader.shape(k), reader.shape(v)
+    dtype, q_shape, k_shape, v_shape = value.dtype, reader.shape(q), reader.shape(k), reader.shape(v)
     if enable_gqa and q_shape[-3] != k_shape[-3]:
-        times_ = q_shape[-3] // k_shape[-3]
-        k_shape = (*k_shape[:-3], q_shape[-3], *k_shape[-2:])
-        v_shape = (*v_shape[:-3], q_shape[-3], *v_shape[-2:])
-        k = reader.function("aten.repeat_interleave.self_int", (k_shape, dtype), k, times_, len(k_shape) - 3)
-        v = reader.function("aten.repeat_interleave.self_int", (v_shape, dtype), v, times_, len(v_shape) - 3)
-    turned = reader.function(
-        "aten.transpose.int", ((*k_shape[:-2], k_shape[-1], k_shape[-2]), dtype), k, len(k_shape) - 2, len(k_shape) - 1
+        copies, heads = q_shape[-3] // k_shape[-3], len(k_shape) - 3
+        k_shape, v_shape = ((*shape[:-3], q_shape[-3], *shape[-2:]) for shape in (k_shape, v_shape))
+        k = reader.like("repeat_interleave.self_int", k, copies, heads, shape=k_shape)
+        v = reader.like("repeat_interleave.self_int", v, copies, heads, shape=v_shape)
+    turned = reader.like(
+        "transpose.int", k, len(k_shape) - 2, len(k_shape) - 1, shape=(*k_shape[:-2], k_shape[-1], k_shape[-2])
     )
     scores = ((*q_shape[:-1], k_shape[-2]), dtype)
     scaling = q_shape[-1] ** -0.5 if scale is None else scale
@@ -544,40 +498,30 @@ def _convolution(dims: int, transposed: bool = False) -> Callable[..., Ref]:
 
 def _stuffed(reader: Reader, x: Ref, stride: tuple[int, ...]) -> Ref:
     """Zeros between the elements: with them, a transposed convolution is a plain one."""
-    for i, step in enumerate(stride):
+    for dim, step in enumerate(stride, 2):
         if step == 1:
             continue
-        node = reader._node(x)
-        dim = i + 2
-        shape, size = list(node.shape), node.shape[dim]
-        x = reader.function(
-            "aten.unsqueeze.default", ((*shape[: dim + 1], 1, *shape[dim + 1 :]), node.dtype), x, dim + 1
-        )
-        behind = len(shape) - 1 - dim
-        pads = (0, 0) * behind + (0, step - 1)
-        wide = ((*shape[: dim + 1], step, *shape[dim + 1 :]), node.dtype)
-        x = reader.function("aten.constant_pad_nd.default", wide, x, pads, 0)
+        shape = reader.shape(x)
+        before, size, behind = shape[:dim], shape[dim], shape[dim + 1 :]
+        x = reader.like("unsqueeze.default", x, dim + 1, shape=(*before, size, 1, *behind))
+        pads = (0, 0) * len(behind) + (0, step - 1)
+        x = reader.like("constant_pad_nd.default", x, pads, 0, shape=(*before, size, step, *behind))
         long = times(size, step)
-        flat = (*shape[:dim], long, *shape[dim + 1 :])
-        x = reader.function("aten.reshape.default", (flat, node.dtype), x, flat)
-        end = long - (step - 1) if isinstance(long, int) else Size("+", (long, 1 - step))
-        cut = ((*shape[:dim], end, *shape[dim + 1 :]), node.dtype)
-        x = reader.function("aten.slice.Tensor", cut, x, dim, 0, end)
+        x = reader.reshaped(x, (*before, long, *behind))
+        end = minus(long, step - 1)
+        x = reader.like("slice.Tensor", x, dim, 0, end, shape=(*before, end, *behind))
     return x
 
 
 def _flipped(reader: Reader, weight: Ref, groups: int) -> Ref:
     """The kernel `[in, out/groups, …]` of a transposed convolution as that of a plain one, `[out, in/groups, …]`."""
-    node = reader._node(weight)
-    size, each, *kernel = (x for x in node.shape if isinstance(x, int))  # a weight has no symbols
-    dims = tuple(range(2, len(node.shape)))
-    w = reader.function("aten.flip.default", (node.shape, node.dtype), weight, dims)
-    split = (groups, size // groups, each, *kernel)
-    w = reader.function("aten.reshape.default", (split, node.dtype), w, split)
-    turned = (groups, each, size // groups, *kernel)
-    w = reader.function("aten.transpose.int", (turned, node.dtype), w, 1, 2)
-    whole = (groups * each, size // groups, *kernel)
-    return reader.function("aten.reshape.default", (whole, node.dtype), w, whole)
+    shape = reader.shape(weight)
+    size, each, *kernel = (x for x in shape if isinstance(x, int))  # a weight has no symbols
+    inputs = size // groups
+    w = reader.like("flip.default", weight, tuple(range(2, len(shape))))
+    w = reader.reshaped(w, (groups, inputs, each, *kernel))
+    w = reader.like("transpose.int", w, 1, 2, shape=(groups, each, inputs, *kernel))
+    return reader.reshaped(w, (groups * each, inputs, *kernel))
 
 
 def _each(x: Any, dims: int) -> tuple[int, ...]:
@@ -597,30 +541,35 @@ def _general_convolution(
 # --- functions that become others
 
 
-def _pieces(reader: Reader, name: str, value: Any, x: Ref, *args: Any, **kwargs: Any) -> list[Ref]:
-    """`split`, `chunk` and `unbind` as slices, one for each piece."""
-    named = {"split": ("size", "dim"), "split_with_sizes": ("sizes", "dim"), "chunk": ("chunks", "dim"),
-             "tensor_split": ("sections", "dim"), "unbind": ("dim",)}[name]  # fmt: skip
-    given = dict(zip(named, args, strict=False)) | kwargs
-    node = reader._node(x)
-    dim = given.get("dim", 0) % len(node.shape)
-    found: list[Ref] = []
-    start: Any = 0
-    for i, piece in enumerate(value):
-        if name == "unbind":
-            found.append(reader.function("aten.select.int", piece, x, dim, i))
-            continue
+def _pieces(reader: Reader, value: Any, x: Ref, _: Any = None, dim: int = 0, **__: Any) -> list[Ref]:
+    """`split`, `chunk` and the like as slices, one for each piece."""
+    dim, found, start = dim % len(reader.shape(x)), list[Ref](), 0
+    for piece in value:
         size = reader.number(piece.shape[dim])
-        end = (
-            size
-            if start == 0
-            else start + size
-            if isinstance(start, int) and isinstance(size, int)
-            else Size("+", (start, size))
-        )
+        end = size if start == 0 else plus(start, size)
         found.append(reader.function("aten.slice.Tensor", piece, x, dim, start, end))
         start = end
     return found
+
+
+def _unbind(reader: Reader, value: Any, x: Ref, dim: int = 0) -> list[Ref]:
+    dim = dim % len(reader.shape(x))
+    return [reader.function("aten.select.int", piece, x, dim, i) for i, piece in enumerate(value)]
+
+
+def _filled(number: Any = None) -> Callable[..., Ref]:
+    """A tensor full of a number, by default the last argument."""
+
+    def fill(reader: Reader, value: Tensor, *args: Any, **kwargs: Any) -> Ref:
+        fill_value = args[-1] if number is None else number
+        return reader.function("aten.full.default", value, reader.sizes(value), fill_value, dtype=value.dtype)
+
+    return fill
+
+
+def _cast(reader: Reader, value: Tensor, x: Ref, *_: Any, **__: Any) -> Ref:
+    same = reader._node(x).dtype == value.dtype
+    return x if same else reader.function("aten.to.dtype", value, x, value.dtype)
 
 
 def _batch_norm(reader: Reader, value: Any, x: Ref, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
@@ -631,20 +580,17 @@ def _batch_norm(reader: Reader, value: Any, x: Ref, weight: Any, bias: Any, mean
     like = value[0] if isinstance(value, (tuple, list)) else value
     eps = next(e for e in reversed(rest) if isinstance(e, float))
     channels = (reader.number(like.shape[1]),)
-    statistics, ones = (channels, like.dtype), [1] * (like.ndim - 2)
     if mean is None or var is None or rest[0] is True:
         dims = (0, *range(2, like.ndim))
-        mean = reader.function("aten.mean.dim", statistics, x, dims)
-        var = reader.function("aten.var.correction", statistics, x, dims, correction=0)
-    root = reader.function("aten.sqrt.default", statistics, reader.function("aten.add.Scalar", statistics, var, eps))
-    factor = reader.function("aten.reciprocal.default", statistics, root)
-    if weight is not None:
-        factor = reader.function("aten.mul.Tensor", statistics, factor, weight)
-    shift = reader.function("aten.mul.Tensor", statistics, mean, factor)
-    zero = reader.function("aten.full.default", statistics, channels, 0.0, dtype=like.dtype) if bias is None else bias
-    shift = reader.function("aten.sub.Tensor", statistics, zero, shift)
-    shape = (*channels, *ones)
-    factor, shift = (reader.function("aten.reshape.default", (shape, like.dtype), t, shape) for t in (factor, shift))
+        mean = reader.like("mean.dim", x, dims, shape=channels)
+        var = reader.like("var.correction", x, dims, shape=channels, correction=0)
+    factor = reader.like("reciprocal.default", reader.like("sqrt.default", reader.like("add.Scalar", var, eps)))
+    factor = factor if weight is None else reader.like("mul.Tensor", factor, weight)
+    shift = reader.like("mul.Tensor", mean, factor)
+    zero = (channels, like.dtype)
+    bias = reader.function("aten.full.default", zero, channels, 0.0, dtype=like.dtype) if bias is None else bias
+    shift = reader.like("sub.Tensor", bias, shift)
+    factor, shift = (reader.reshaped(x, (*channels, *[1] * (like.ndim - 2))) for x in (factor, shift))
     y = reader.function("aten.add.Tensor", like, reader.function("aten.mul.Tensor", like, x, factor), shift)
     return [y, None, None] if isinstance(value, (tuple, list)) else y
 
@@ -653,18 +599,16 @@ def _rms_norm(reader: Reader, value: Tensor, x: Ref, shape: Any, weight: Ref | N
     """`x / sqrt(mean(x²) + eps) · weight`, as single operations."""
     node = reader._node(x)
     dims = tuple(range(len(node.shape) - len(shape), len(node.shape)))
-    row = ((*node.shape[: dims[0]], *[1] * len(shape)), node.dtype)
-    square = reader.function("aten.pow.Tensor_Scalar", (node.shape, node.dtype), x, 2)
-    mean = reader.function("aten.mean.dim", row, square, dims, True)
+    square = reader.like("pow.Tensor_Scalar", x, 2)
+    mean = reader.like("mean.dim", square, dims, True, shape=(*node.shape[: dims[0]], *[1] * len(shape)))
     eps = torch.finfo(node.dtype).eps if eps is None else eps
-    root = reader.function("aten.rsqrt.default", row, reader.function("aten.add.Scalar", row, mean, eps))
+    root = reader.like("rsqrt.default", reader.like("add.Scalar", mean, eps))
     y = reader.function("aten.mul.Tensor", value, x, root)
     return y if weight is None else reader.function("aten.mul.Tensor", value, y, weight)
 
 
 def _copy(reader: Reader, value: Tensor, x: Ref, source: Ref, *_: Any) -> Ref:
-    node = reader._node(source)
-    shape = tuple(reader.number(size) for size in value.shape)
+    node, shape = reader._node(source), reader.sizes(value)
     if node.dtype != value.dtype:
         source = reader.function("aten.to.dtype", (node.shape, value.dtype), source, value.dtype)
     return source if node.shape == shape else reader.function("aten.expand.default", value, source, shape)
@@ -679,8 +623,13 @@ def _clamp(reader: Reader, value: Tensor, x: Ref, least: Any = None, most: Any =
     return x
 
 
+def _view(reader: Reader, value: Tensor, x: Ref, to: Any) -> Ref:
+    op = "aten.view.dtype" if isinstance(to, torch.dtype) else "aten.reshape.default"
+    return reader.function(op, value, x, to)
+
+
 def _shaped(reader: Reader, value: Tensor, op: str, x: Ref) -> Ref:
-    return reader.function(f"aten.{op}.default", value, x, tuple(reader.number(size) for size in value.shape))
+    return reader.function(f"aten.{op}.default", value, x, reader.sizes(value))
 
 
 def _squeeze(reader: Reader, value: Tensor, x: Ref, dim: Any = None) -> Ref:
@@ -722,12 +671,10 @@ def _embedding_bag(
     assert isinstance(begins, Function)
     bags, width = (reader.number(size) for size in value.shape)
     size, dtype = begins.args[2], value.dtype
-    table = reader.function("aten.reshape.default", ((bags, size), reader._node(ids).dtype), ids, (bags, size))
+    table = reader.reshaped(ids, (bags, size))
     x = reader.function("aten.embedding.default", ((bags, size, width), dtype), weight, table)
     if factors is not None:
-        column = (bags, size, 1)
-        factors = reader.function("aten.reshape.default", (column, dtype), factors, column)
-        x = reader.function("aten.mul.Tensor", ((bags, size, width), dtype), x, factors)
+        x = reader.like("mul.Tensor", x, reader.reshaped(factors, (bags, size, 1)))
     op = ("aten.sum.dim_IntList", "aten.mean.dim", "aten.amax.default")[mode]
     return [reader.function(op, value, x, (1,)), None, None, None]
 
@@ -741,6 +688,15 @@ def _pad(reader: Reader, value: Tensor, x: Ref, pads: Any, mode: str = "constant
 
 
 _LOWERINGS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_SAME.split(), lambda reader, value, x, *_, **__: x),
+    **dict.fromkeys(("to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"), _cast),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), _pieces),
+    "unbind": _unbind,
+    **dict.fromkeys(("new_zeros", "zeros_like", "new_empty", "empty_like", "empty"), _filled(0)),
+    **dict.fromkeys(("new_ones", "ones_like"), _filled(1)),
+    **dict.fromkeys(("new_full", "full_like"), _filled()),
+    # How values lie in memory is no matter of the program.
+    **dict.fromkeys(("view", "_unsafe_view", "view_copy"), _view),
     "pad": _pad,
     "constant_pad_nd": lambda reader, value, x, pads, number=0: _pad(reader, value, x, pads, "constant", number),
     "linear": _linear,

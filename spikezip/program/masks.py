@@ -37,13 +37,12 @@ def without_neutral_masks(program: Program) -> Program:
     renamed: dict[str, str] = {}
     nodes = []
     for node in program.nodes:
-        if not isinstance(node, Function):
-            nodes.append(node.reading(lambda name: renamed.get(name, name)))
-            continue
-        found = _interval(node, known)
-        if found is not None:
-            known[node.name] = found
-        kept = _neutral_sum(program, node, known)
+        kept = None
+        if isinstance(node, Function):
+            found = _interval(node, known)
+            if found is not None:
+                known[node.name] = found
+            kept = _neutral_sum(program, node, known)
         if kept is None:
             nodes.append(node.reading(lambda name: renamed.get(name, name)))
         else:

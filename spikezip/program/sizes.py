@@ -146,6 +146,21 @@ def minus(a: Any, b: Any) -> Any:
     return plus(a, Size("*", (-1, b)) if isinstance(b, Size) else -b)
 
 
+def times(*sizes: Any) -> Any:
+    """The product of sizes, a plain number where no symbol is among them.
+
+    Example:
+        >>> times(2, 3), str(times(2, Size("symbol", ("b",)), 3))
+        (6, '6*b')
+    """
+    number = prod(x for x in sizes if not isinstance(x, Size))
+    symbolic = [x for x in sizes if isinstance(x, Size)]
+    if not symbolic:
+        return number
+    factors = ([number] if number != 1 else []) + symbolic
+    return factors[0] if len(factors) == 1 else Size("*", tuple(factors))
+
+
 def from_torch(value: Any, names: Mapping[str, Any]) -> Any:
     """A number or a symbolic one of torch (SymInt, SymFloat) as a number or a `Size`.
 

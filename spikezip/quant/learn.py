@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spikezip.engines.walk import collect, last_uses, sizes_of
+from spikezip.engines.walk import collect, last_uses
 from spikezip.errors import CalibrationError
 from spikezip.ops import grid, kernels, rounding
 from spikezip.program.analysis import source
-from spikezip.program.floats import float_value, plain_product
-from spikezip.program.functions import evaluate, is_differentiable, operators, torch_operator
+from spikezip.program.batch import sizes_of
+from spikezip.program.functions import (
+    evaluate,
+    float_value,
+    is_differentiable,
+    operators,
+    plain_product,
+    torch_operator,
+)
 from spikezip.program.nodes import (
     Function,
     Grid,

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spikezip.engines.walk import last_uses, sizes_of
-from spikezip.program.floats import plain_product
-from spikezip.program.functions import evaluate, is_differentiable, operators, torch_operator
+from spikezip.engines.walk import last_uses
+from spikezip.program.batch import sizes_of
+from spikezip.program.functions import evaluate, is_differentiable, operators, plain_product, torch_operator
 from spikezip.program.nodes import Function, Grid, Input, Node, Program, Ref, Rows, Site, Values, Weight, map_arguments
 from spikezip.program.sizes import Bindings, bind
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from spikezip.errors import ConfigError
 from spikezip.ops import grid, rounding
-from spikezip.program.floats import function_value
-from spikezip.program.functions import KINDS, Kind
+from spikezip.program.functions import KINDS, Kind, function_value
 from spikezip.program.nodes import Function, Grid, Node, Program, Rows, Weight
 from spikezip.quant.network import QuantizedNetwork
 

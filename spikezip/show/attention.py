@@ -13,11 +13,10 @@ from torch import Tensor
 
 from spikezip.engines import Run, SpikingNetwork, quantized, simulate
 from spikezip.engines.loop import find_primary
-from spikezip.engines.walk import sizes_of
 from spikezip.errors import InputError
 from spikezip.program.analysis import source
 from spikezip.program.attention import is_exponential, weighs_places
-from spikezip.program.batch import Batch
+from spikezip.program.batch import Batch, sizes_of
 from spikezip.program.nodes import Convolution, Matmul, Program, Site
 from spikezip.program.sizes import bind
 from spikezip.quant.network import QuantizedNetwork

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from spikezip.engines import Drive, SpikingNetwork
+from spikezip.engines.engine import driven
 from spikezip.engines.loop import step_limit
 from spikezip.engines.spike import SpikeEngine
-from spikezip.engines.state import driven
 from spikezip.errors import ConfigError
 from spikezip.ops import neuron as equations
 from spikezip.ops import rounding

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from spikezip.engines import SpikingNetwork
-from spikezip.engines.split import parts_of
-from spikezip.engines.walk import sizes_of
+from spikezip.engines.loop import parts_of
 from spikezip.errors import InputError
-from spikezip.program.batch import LABELS, Batch, sample_count
+from spikezip.program.batch import LABELS, Batch, sample_count, sizes_of
 
 _SPACES = ("Ġ", "▁")  # how vocabularies mark a piece that begins a word
 

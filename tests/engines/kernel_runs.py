@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from spikezip.engines.engine import Drive, Run
 from spikezip.engines.folded import FoldedEngine
 from spikezip.engines.loop import run
-from spikezip.engines.run import Run
-from spikezip.engines.state import Drive
 from spikezip.ops import kernels
 from spikezip.ops.neuron import triton as walks
 from spikezip.program.freeze import Frozen

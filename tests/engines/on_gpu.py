@@ -15,10 +15,9 @@ import transformers
 from torch import Tensor
 
 from spikezip.engines import folded, graphs
+from spikezip.engines.engine import Drive, Run
 from spikezip.engines.folded import FoldedEngine
 from spikezip.engines.loop import run
-from spikezip.engines.run import Run
-from spikezip.engines.state import Drive
 from spikezip.program.freeze import Frozen
 
 Net = tuple[Frozen, dict[str, Tensor]]

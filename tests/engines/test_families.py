@@ -13,9 +13,9 @@ import tiny_models
 import torch
 from captured import assert_equal_runs, frozen, one_sample, trains
 
+from spikezip.engines.engine import Drive
 from spikezip.engines.loop import ENGINES, resolve_engine, run
 from spikezip.engines.quantized import quantized
-from spikezip.engines.state import Drive
 from spikezip.errors import ConfigError
 from spikezip.program.layout import batch_layout
 from spikezip.quant.config import QuantConfig

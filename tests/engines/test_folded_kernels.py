@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from spikezip.engines import graphs
+from spikezip.engines.engine import Drive
 from spikezip.engines.folded import FoldedEngine
 from spikezip.engines.fuse import Attention, Norm, Products, Step, Sum, fuse
 from spikezip.engines.loop import run
-from spikezip.engines.state import Drive
 from spikezip.ops import elementary, neuron, norm, softmax, sums
-from spikezip.ops.grid import choose
+from spikezip.ops.grid import fast as fast_grid
 from spikezip.ops.neuron import fast, reference
 from spikezip.ops.rounding import reference as rounding
 from spikezip.program.freeze import Frozen
@@ -286,10 +286,11 @@ def recording(graph: Graph) -> Iterator[None]:
         yield
 
 
-def plain_walk(u: Any, tracer: Any, scale: Any, lo: int, hi: int, most: int, samples: int, after: Any = None) -> Any:
+def plain_walk(u: Any, neurons: Any, after: Any = None) -> Any:
     """Neurons in operators of torch alone, which do not look at their data."""
+    tracer, scale, lo, hi, most, samples = neurons
     if after is not None:
-        u = choose.scale_bias(u.view(-1, len(after[0])), *after).view(u.shape)
+        u = fast_grid.scale_bias(u.view(-1, len(after[0])), *after).view(u.shape)
     codes = reference.scan(rounding.code(u, scale, lo, hi), tracer.to(u.dtype), most)
     spikes = codes.diff(dim=0, prepend=tracer.to(u.dtype)[None])
     return codes.to(tracer.dtype), spikes.abs().view(len(u), samples, -1).sum(dim=2)
@@ -302,7 +303,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(graphs, "_on_cuda", lambda engine: True)
     monkeypatch.setattr(graphs, "_allocated", lambda device: (0, 0))
-    compiled = (choose, elementary.fast, norm.fast, softmax.fast, sums.fast)
+    compiled = (fast_grid, elementary, norm.fast, softmax.fast, sums.fast)
     for module in compiled:
         monkeypatch.setattr(module, "numba_is_here", lambda: False)  # compiled loops are no operators
     monkeypatch.setattr(elementary, "root", torch.sqrt)  # nor is NumPy's root; that of torch is near enough here

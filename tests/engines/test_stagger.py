@@ -10,9 +10,9 @@ from torch import Tensor
 
 import spikezip
 from spikezip.demo import load_images, load_qann, normalise
+from spikezip.engines.engine import Drive
 from spikezip.engines.loop import make_engine, step_limit
 from spikezip.engines.quantized import quantized_pass
-from spikezip.engines.state import Drive
 from spikezip.ops import rounding
 from spikezip.program.freeze import Frozen
 from spikezip.program.nodes import Site

@@ -14,7 +14,7 @@ import spikezip
 from spikezip.engines.loop import make_engine
 from spikezip.errors import ConfigError, InputError
 from spikezip.measure.operations import Operations, operations, sites_to_record
-from spikezip.program.floats import function_value
+from spikezip.program.functions import function_value
 from spikezip.program.nodes import Function
 
 SMALL: dict[str, Any] = {
@@ -137,7 +137,7 @@ def test_functions_are_recomputed_when_their_input_changes(name: str) -> None:
     engine, _ = make_engine(frozen, snn.prepare(batch), drive)
     before: dict[str, torch.Tensor] = {}
     changed: Counter[str] = Counter()
-    norms = {n.name: n for n in frozen.moving if isinstance(n, Function) and "layer_norm" in n.op}
+    norms = {n.name: n for n in frozen.program.moving if isinstance(n, Function) and "layer_norm" in n.op}
 
     def look(node: Any, values: Any, *rest: Any) -> Any:
         if node.name in norms:

@@ -46,7 +46,7 @@ torch.cuda.device_of = lambda x: contextlib.nullcontext()
 from spikezip.ops.elementary import triton as elementary
 from spikezip.ops.grid import triton as grid
 from spikezip.ops.lsq import triton as lsq
-from spikezip.ops.neuron import triton as neuron, triton_product
+from spikezip.ops.neuron import Neurons, triton as neuron, triton_product
 from spikezip.ops.norm import triton as norm
 from spikezip.ops.sesa import triton as sesa, triton_training
 from spikezip.ops.softmax import triton as softmax
@@ -57,16 +57,16 @@ def codes(*shape):
 
 
 x, half, row = torch.zeros(4, 6, 128), torch.tensor(0.5), torch.zeros(128)
-limits = (-16, 15, 1, 2)
+neurons = Neurons(codes(6 * 128), half, -16, 15, 1, 2)
 
 
 def launch_all():
     softmax.softmax(x)
     norm.layer_norm(x, row, row, 1e-6)
-    norm.walk_norm(x, row, row, 1e-6, codes(6 * 128), half, *limits)
-    norm.walk_sum(x, (codes(4, 6, 128), half), row, row, 1e-6, codes(6 * 128), half, *limits)
-    neuron.walk(x.view(4, -1), torch.zeros(6 * 128), half, -16, 15, 1, 2)
-    neuron.walk(x.view(4, -1), torch.zeros(6 * 128), half, -16, 15, 3, 2)
+    norm.walk_norm(x, row, row, 1e-6, neurons)
+    norm.walk_norm(x, row, row, 1e-6, neurons, (codes(4, 6, 128), half))
+    for most in (1, 3):
+        neuron.walk(x.view(4, -1), neurons._replace(tracer=torch.zeros(6 * 128), max_spike=most))
     grid.weight_grid(torch.zeros(6, 128), 8)
     grid.scale_bias(x, row, row)
     grid.add_scaled(x, codes(4, 6, 128), half)
@@ -80,7 +80,8 @@ def launch_all():
         triton_training.forward(halves, k, k, None, triton_training.Scales(half, half, half, half, 15, 0.125))
     if capability >= 90:  # these move whole tiles, as only such GPUs can
         triton_product.walk_products(
-            codes(3, 64, 128), codes(1, 128, 128), row[None], row[None], codes(1, 64 * 128), half[None], -16, 15, 1, 2
+            codes(3, 64, 128), codes(1, 128, 128), row[None], row[None],
+            neurons._replace(tracer=codes(1, 64 * 128), scale=half[None]),
         )
         for keys in (40, 300):
             q, k = codes(3, 2, 40, 2, 64), codes(3, 2, keys, 2, 64)

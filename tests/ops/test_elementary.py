@@ -18,7 +18,7 @@ from torch import Tensor
 import spikezip
 from spikezip.ops import elementary
 from spikezip.ops.bits import power_of_two
-from spikezip.ops.elementary import fast, reference
+from spikezip.ops.elementary import reference
 
 QUICK = ("exp", "log", "root", "inverse_root", "tanh", "sigmoid", "silu", "erf", "gelu", "gelu_tanh", "softplus")
 FLOAT32, FLOAT64 = torch.float32, torch.float64
@@ -251,7 +251,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """With numba and without."""
     if request.param == "compiled":
         pytest.importorskip("numba")
-    monkeypatch.setattr(fast, "numba_is_here", lambda: request.param == "compiled")
+    monkeypatch.setattr(elementary, "numba_is_here", lambda: request.param == "compiled")
     return str(request.param)
 
 

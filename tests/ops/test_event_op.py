@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spikezip.errors import SpikezipError
 from spikezip.ops import neuron, rounding
-from spikezip.ops.event import Layer, Source, Track
+from spikezip.ops.neuron import Layer, Source, Track
 
 pytest.importorskip("numba")
 

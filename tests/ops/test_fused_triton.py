@@ -9,7 +9,7 @@ import pytest
 
 START = """
 import torch
-from spikezip.ops.neuron import reference, triton as neurons
+from spikezip.ops.neuron import Neurons, reference, triton
 from spikezip.ops.rounding import reference as rounding
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,7 +57,7 @@ for trial, exponent in enumerate([*range(-149, 127, 12), -3, -2, -1, 0, 1, -20])
     u[0, : len(extremes)] = extremes
     tracer = torch.randint(lo, hi + 1, (1500,)).float()
     for max_spike in (1, 2, 10**6):
-        found, _ = neurons.walk(u.to(device), tracer.to(device), scale.to(device), lo, hi, max_spike, 1)
+        found, _ = triton.walk(u.to(device), Neurons(tracer.to(device), scale.to(device), lo, hi, max_spike, 1))
         expected = reference.scan(rounding.code(u, scale, lo, hi), tracer, max_spike)
         assert torch.equal(found.cpu(), expected), (float(scale), lo, hi, max_spike)
 """
@@ -80,7 +80,7 @@ for layers, steps, samples, each, columns, depth, per_channel, with_bias, max_sp
     scale = torch.rand(layers, *[columns] * per_channel, device=device) * 0.3 + 0.01
     tracer = codes(lo, hi, layers, rows * columns)
     found, counts = triton_product.walk_products(
-        x, weight, factor, bias, tracer, scale, lo, hi, max_spike, samples
+        x, weight, factor, bias, Neurons(tracer, scale, lo, hi, max_spike, samples)
     )
     assert found.dtype == torch.int8
     for i in range(layers):
@@ -92,7 +92,7 @@ for layers, steps, samples, each, columns, depth, per_channel, with_bias, max_sp
         spikes = expected - torch.cat([before[None], expected[:-1]])
         assert torch.equal(counts[i], spikes.abs().view(steps, samples, -1).sum(2))
 factor[0, 3] = float("nan")
-_, counts = triton_product.walk_products(x, weight, factor, bias, tracer, scale, lo, hi, max_spike, samples)
+_, counts = triton_product.walk_products(x, weight, factor, bias, Neurons(tracer, scale, lo, hi, max_spike, samples))
 assert bool(counts[0].isnan().all()) and not bool(counts[1].isnan().any())
 """
 
@@ -100,7 +100,8 @@ RESTING_PRODUCT = """
 from spikezip.ops.neuron import triton_product
 
 
-def expected(x, weight, factor, bias, tracer, scale, lo, hi, max_spike, samples):
+def expected(x, weight, factor, bias, neurons):
+    tracer, scale, lo, hi, max_spike, samples = neurons
     tracers, counts = [], []
     for i in range(len(weight)):
         u = (x.double() @ weight[i].double().t()).float() * factor[i] + bias[i]
@@ -111,11 +112,11 @@ def expected(x, weight, factor, bias, tracer, scale, lo, hi, max_spike, samples)
     return torch.stack(tracers), torch.stack(counts)
 
 
-def layer(layers, rows, columns, depth, lo, hi, per_channel=False):
+def layer(layers, rows, columns, depth, lo, hi, max_spike, samples, per_channel=False):
     weight, tracer = codes(-127, 127, layers, columns, depth), codes(lo, hi, layers, rows * columns)
     factor, bias = torch.rand(layers, columns, device=device) * 1e-3, torch.randn(layers, columns, device=device)
     scale = torch.rand(layers, *[columns] * per_channel, device=device) * 0.3 + 0.1
-    return weight, factor, bias, tracer, scale
+    return weight, factor, bias, Neurons(tracer, scale, lo, hi, max_spike, samples)
 
 
 cases = [  # layers, steps, samples, rows of each, columns, depth, scale per channel, largest spike, lo, hi
@@ -128,7 +129,7 @@ cases = [  # layers, steps, samples, rows of each, columns, depth, scale per cha
 for layers, steps, samples, each, columns, depth, per_channel, max_spike, lo, hi in cases:
     spikes = rests(steps, samples, 0.4)
     x = still(codes(-16, 15, steps, samples * each, depth), spikes)
-    args = (*layer(layers, samples * each, columns, depth, lo, hi, per_channel), lo, hi, max_spike, samples)
+    args = layer(layers, samples * each, columns, depth, lo, hi, max_spike, samples, per_channel)
     wanted = expected(x, *args)
     for moved in (spikes, spikes.to(torch.float64), torch.ones_like(spikes), spikes * float("nan"), None):
         found, counts = triton_product.walk_products(x, *args, moved)
@@ -143,7 +144,7 @@ spikes = torch.zeros(steps, samples, device=device)
 spikes[:, 1] = 1.0
 spikes[4, 2] = 3.0
 x = still(codes(-16, 15, steps, samples * each, 32), spikes)
-args = (*layer(2, samples * each, 144, 32, -16, 15), -16, 15, 10**6, samples)
+args = layer(2, samples * each, 144, 32, -16, 15, 10**6, samples)
 poisoned = x.clone().view(steps, samples, each, -1)
 poisoned[2:, 0] = bad
 poisoned[6, 2] = bad
@@ -160,7 +161,7 @@ sample = found.view(2, steps, samples, -1)[:, :, 0]
 assert torch.equal(sample.float(), expected(poisoned, *args)[0].view(2, steps, samples, -1)[:, :, 0])
 # What is not a number never rests: every step says so.
 args[1][0, 3] = float("nan")
-args = (*args[:7], 1, samples)
+args = (*args[:3], args[3]._replace(max_spike=1))
 x = x[:1].expand_as(x)
 found, counts = triton_product.walk_products(x, *args, torch.zeros_like(spikes))
 assert bool(counts[0].isnan().all()) and not bool(counts[1].isnan().any())
@@ -335,19 +336,19 @@ for steps, samples, each, columns, per_channel, max_spike in [(3, 2, 5, 24, Fals
     weight, bias = torch.randn(columns, device=device), torch.randn(columns, device=device)
     scale = torch.rand(columns, device=device) * 0.3 + 0.01 if per_channel else torch.tensor(0.2, device=device)
     tracer = codes(-16, 15, rows * columns)
-    found, counts = norm.walk_norm(x, weight, bias, 1e-6, tracer, scale, -16, 15, max_spike, samples)
+    neurons = Neurons(tracer, scale, -16, 15, max_spike, samples)
+    _, found, counts = norm.walk_norm(x, weight, bias, 1e-6, neurons)
     u = norm.layer_norm(x, weight, bias, 1e-6)[0]
     expected = reference.scan(rounding.code(u, scale, -16, 15).view(steps, -1), tracer.float(), max_spike)
     assert torch.equal(found.float(), expected)
     spikes = expected - torch.cat([tracer.float()[None], expected[:-1]])
     assert torch.equal(counts, spikes.abs().view(steps, samples, -1).sum(2))
     added, size = codes(-16, 15, *x.shape), torch.tensor(0.11, device=device)
-    limits = (tracer, scale, -16, 15, max_spike, samples)
-    total, *found = norm.walk_sum(x, (added, size), weight, bias, 1e-6, *limits)
+    total, *found = norm.walk_norm(x, weight, bias, 1e-6, neurons, (added, size))
     assert torch.equal(total, x + added.float() * size)
-    assert all(torch.equal(a, b) for a, b in zip(found, norm.walk_norm(total, weight, bias, 1e-6, *limits)))
+    assert all(torch.equal(a, b) for a, b in zip(found, norm.walk_norm(total, weight, bias, 1e-6, neurons)[1:]))
 x[0, 0, 0] = float("nan")
-_, counts = norm.walk_norm(x, weight, bias, 1e-6, tracer, scale, -16, 15, max_spike, samples)
+_, _, counts = norm.walk_norm(x, weight, bias, 1e-6, neurons)
 assert bool(counts[0].isnan().any())
 
 # Gradients are those of torch.

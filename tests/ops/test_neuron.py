@@ -149,7 +149,7 @@ def test_walk_equals_scan(each: int, max_spike: int) -> None:
     boundaries = torch.randint(-10, 10, (6, samples * each), generator=generator) + 0.5
     totals = (boundaries * scale).float()  # all of them near-ties
     start = torch.randint(-8, 8, (samples * each,), generator=generator).float()
-    tracers, counts = neuron.walk(totals, start, scale, -8, 7, max_spike, samples)
+    tracers, counts = neuron.walk(totals, neuron.Neurons(start, scale, -8, 7, max_spike, samples))
     expected = neuron.scan(rounding.reference.code(totals, scale, -8, 7), start, max_spike)
     assert torch.equal(tracers, expected)
     spikes = expected.diff(dim=0, prepend=start[None])

@@ -4,7 +4,7 @@ import interpreted
 
 CHECK = """
 import torch
-from spikezip.ops.neuron import fast, reference, triton
+from spikezip.ops.neuron import Neurons, fast, reference, triton
 from spikezip.ops.rounding import reference as rounding
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,12 +21,12 @@ for (steps, samples, each), (lo, hi), m in zip(cases, ranges, [1, 2, 40, 1, 10**
     u = torch.where(torch.rand(u.shape) < 0.3, tie, u).to(device)
     tracer = torch.randint(lo, hi + 1, (samples * each,)).float().to(device)
     scale = scale.to(device)
-    tracers, counts = triton.walk(u, tracer, scale, lo, hi, m, samples)
+    tracers, counts = triton.walk(u, Neurons(tracer, scale, lo, hi, m, samples))
     expected = reference.scan(rounding.code(u, scale, lo, hi), tracer, m)
     assert torch.equal(tracers, expected)
     spikes = expected - torch.cat([tracer[None], expected[:-1]])
     assert torch.equal(counts, spikes.abs().view(steps, samples, -1).sum(2))
-    assert torch.equal(fast.walk(u, tracer, scale, lo, hi, m, samples)[0], expected)
+    assert torch.equal(fast.walk(u, Neurons(tracer, scale, lo, hi, m, samples))[0], expected)
 
 # Scales per channel, int8 tracers, and sums that are still integers.
 shapes = [(3, 2, 12, 4), (2, 3, 2100, 700), (4, 1, 1, 1)]
@@ -44,16 +44,16 @@ for (steps, samples, each, channels), m, with_bias in zip(shapes, [1, 2, 1], [1,
             after = (factor, bias if with_bias else None)
             expected_u = u.view(-1, channels).float() * factor
             expected_u = (expected_u + bias if with_bias else expected_u).view(u.shape)
-            floats = triton.walk(u.float(), tracer, scale, -16, 15, m, samples, after)[0]
-        tracers, counts = triton.walk(u, tracer, scale, -16, 15, m, samples, after)
+            floats = triton.walk(u.float(), Neurons(tracer, scale, -16, 15, m, samples), after)[0]
+        tracers, counts = triton.walk(u, Neurons(tracer, scale, -16, 15, m, samples), after)
         expected = reference.scan(rounding.code(expected_u, wide, -16, 15), tracer.float(), m)
         assert tracers.dtype == torch.int8 and torch.equal(tracers.float(), expected)
         assert not product or torch.equal(floats, tracers)
-        found = fast.walk(u, tracer, scale, -16, 15, m, samples, after)[0]
+        found = fast.walk(u, Neurons(tracer, scale, -16, 15, m, samples), after)[0]
         assert torch.equal(found, tracers)
 nan = torch.full((1, 3), float("nan"), device=device)
 still = torch.zeros(3, dtype=torch.int8, device=device)
-_, counts = triton.walk(nan, still, torch.ones((), device=device), -4, 3, 1, 1)
+_, counts = triton.walk(nan, Neurons(still, torch.ones((), device=device), -4, 3, 1, 1))
 assert bool(counts.isnan().all())
 """
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from spikezip.errors import SpikezipError
 from spikezip.ops import grid, neuron, rounding
-from spikezip.ops.event import Layer, Source, Track, Walk
+from spikezip.ops.neuron import Layer, Source, Track, Walk
 
 pytest.importorskip("numba")
 

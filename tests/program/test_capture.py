@@ -77,8 +77,8 @@ class Mixed(nn.Module):
 
 
 def float_output(captured, inputs):  # type: ignore[no-untyped-def]
-    from spikezip.engines.walk import sizes_of
-    from spikezip.program.floats import float_value
+    from spikezip.program.batch import sizes_of
+    from spikezip.program.functions import float_value
 
     values = {node.name: inputs[node.name] for node in captured.program.inputs}
     sizes = sizes_of(captured.program, inputs)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spikezip
-from spikezip.program.portable import not_portable
+from spikezip.program.analysis import not_portable
 
 CONFIG = spikezip.QuantConfig(levels=16)
 

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikezip.engines.walk import collect, sizes_of
+from spikezip.engines.walk import collect
 from spikezip.errors import CoverageError
 from spikezip.program import capture as capturing
+from spikezip.program.batch import sizes_of
 from spikezip.program.capture import Captured, capture
-from spikezip.program.floats import float_value
+from spikezip.program.functions import float_value
 from spikezip.program.nodes import Input, Program, Weight
 from spikezip.program.tidy import tidy
 

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 import spikezip
 from spikezip.engines.quantized import quantized
-from spikezip.engines.walk import collect, sizes_of
+from spikezip.engines.walk import collect
 from spikezip.errors import CalibrationError
 from spikezip.measure.agreement import agreement
+from spikezip.program.batch import sizes_of
 from spikezip.program.capture import capture
 from spikezip.program.dropout import with_dropout
-from spikezip.program.floats import function_value, plain_product
-from spikezip.program.functions import torch_operator
+from spikezip.program.functions import function_value, plain_product, torch_operator
 from spikezip.program.nodes import Function, Grid, Input, Node, Ref, Rows, Site, Values, Weight, map_arguments
 from spikezip.program.sizes import bind
 from spikezip.quant import SiteConfig, network

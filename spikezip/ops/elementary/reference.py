@@ -1,11 +1,12 @@
 """Elementary functions made of single IEEE operations, in float64: the same bits on every device (README.md).
 
 A function takes a tensor of float32 or float64 numbers (integers are taken as float32), computes in float64, and rounds
-once to the type of its input. Functions that begin with an underscore take float64 and give float64.
+once to the type of its input (`_rounded`): where one calls another, nothing is rounded in between. Functions that begin
+with an underscore take float64 and give float64.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from math import inf, nan, pi
 
 import numpy as np
@@ -98,17 +99,22 @@ def in_memory_order(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x.permute(order).reshape(-1), result, result.permute(order).view(-1)
 
 
-def _rounded(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A float64 function of any tensor, rounded once. On the CPU in blocks that stay in a core's cache."""
-    x = x.detach()
-    x = x if x.is_floating_point() else x.to(torch.float32)
-    block = LEAST * torch.get_num_threads()
-    if x.device.type != "cpu" or x.numel() <= block:
-        return function(x.to(torch.float64)).to(x.dtype)
-    values, result, row = in_memory_order(x)
-    for start in range(0, values.numel(), block):
-        row[start : start + block] = function(values[start : start + block].to(torch.float64))
-    return result
+def _rounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A float64 function as one of any tensor, rounded once. On the CPU in blocks that stay in a core's cache."""
+
+    @wraps(function)
+    def rounded(x: Tensor, *given: float, **named: float) -> Tensor:
+        x = x.detach()
+        x = x if x.is_floating_point() else x.to(torch.float32)
+        block = LEAST * torch.get_num_threads()
+        if x.device.type != "cpu" or x.numel() <= block:
+            return function(x.to(torch.float64), *given, **named).to(x.dtype)
+        values, result, row = in_memory_order(x)
+        for start in range(0, values.numel(), block):
+            row[start : start + block] = function(values[start : start + block].to(torch.float64), *given, **named)
+        return result
+
+    return rounded
 
 
 def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
@@ -121,16 +127,14 @@ def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 # --- exponentials
 
 
+@_rounded
 def exp(x: Tensor) -> Tensor:
-    """`e^x`.
-
-    Example:
-        >>> exp(torch.tensor([0.0, 1.0]))
-        tensor([1.0000, 2.7183])
-    """
-    return _rounded(_exp, x)
+    """`e^x`."""
+    s, k = _halved_exp(x.clamp(-EXP_BOUND, EXP_BOUND))
+    return _scaled(s + 1, k)
 
 
+@_rounded
 def expm1(x: Tensor) -> Tensor:
     """`e^x − 1`, exact near 0 too.
 
@@ -138,31 +142,14 @@ def expm1(x: Tensor) -> Tensor:
         >>> expm1(torch.tensor([0.0, 1e-10]))
         tensor([0.0000e+00, 1.0000e-10])
     """
-    return _rounded(_expm1, x)
-
-
-def exp2(x: Tensor) -> Tensor:
-    """`2^x`.
-
-    Example:
-        >>> exp2(torch.tensor([-1.0, 3.0]))
-        tensor([0.5000, 8.0000])
-    """
-    return _rounded(_exp2, x)
-
-
-def _exp(x: Tensor) -> Tensor:
-    s, k = _halved_exp(x.clamp(-EXP_BOUND, EXP_BOUND))
-    return _scaled(s + 1, k)
-
-
-def _expm1(x: Tensor) -> Tensor:
     s, k = _halved_exp(x.clamp(-60, EXP_BOUND))
     result = torch.where(k == 0, s, _scaled(s + 1, k) - 1)
     return torch.where(x == 0, x, result)  # −0 stays −0
 
 
-def _exp2(x: Tensor) -> Tensor:
+@_rounded
+def exp2(x: Tensor) -> Tensor:
+    """`2^x`."""
     x = x.clamp(-1100, 1100)
     k = _nearest(x)
     return _scaled(_exp_rest((x - k) * LN2) + 1, k.to(torch.int64))
@@ -194,47 +181,9 @@ def _scaled(x: Tensor, k: Tensor) -> Tensor:
 # --- logarithms
 
 
+@_rounded
 def log(x: Tensor) -> Tensor:
-    """The natural logarithm.
-
-    Example:
-        >>> log(torch.tensor([1.0, 10.0, 0.0]))
-        tensor([0.0000, 2.3026,   -inf])
-    """
-    return _rounded(_log, x)
-
-
-def log1p(x: Tensor) -> Tensor:
-    """`log(1 + x)`, exact near 0 too.
-
-    Example:
-        >>> log1p(torch.tensor([1e-10, 1.0]))
-        tensor([1.0000e-10, 6.9315e-01])
-    """
-    return _rounded(_log1p, x)
-
-
-def log2(x: Tensor) -> Tensor:
-    """The logarithm to the base of 2.
-
-    Example:
-        >>> log2(torch.tensor([0.5, 8.0]))
-        tensor([-1.,  3.])
-    """
-    return _rounded(lambda x: _log(x) * LOG2E, x)
-
-
-def log10(x: Tensor) -> Tensor:
-    """The logarithm to the base of 10.
-
-    Example:
-        >>> log10(torch.tensor([0.01, 1000.0]))
-        tensor([-2.,  3.])
-    """
-    return _rounded(lambda x: _log(x) * LOG10E, x)
-
-
-def _log(x: Tensor) -> Tensor:
+    """The natural logarithm."""
     tiny = x < 2.0**-1022  # floats that have lost bits; zero and negative ones too, whose result is replaced
     bits = torch.where(tiny, x * 2.0**54, x).view(torch.int64) + (ONE_BITS - ROOT_HALF_BITS)
     e = ((bits >> 52) - 1023).to(torch.float64) - torch.where(tiny, 54.0, 0.0)
@@ -247,23 +196,37 @@ def _log(x: Tensor) -> Tensor:
     return torch.where(x == 0, -inf, torch.where(x < 0, nan, result))
 
 
-def _log1p(x: Tensor) -> Tensor:
+@_rounded
+def log1p(x: Tensor) -> Tensor:
+    """`log(1 + x)`, exact near 0 too.
+
+    Example:
+        >>> log1p(torch.tensor([1e-10, 1.0]))
+        tensor([1.0000e-10, 6.9315e-01])
+    """
     u = x + 1
-    of_u = _log(u)
+    of_u = log(u)
     result = torch.where((u > 0) & (u < inf), of_u + (x - (u - 1)) / u, of_u)
     return torch.where(u == 1, x, result)  # −0 stays −0
+
+
+@_rounded
+def log2(x: Tensor) -> Tensor:
+    """The logarithm to the base of 2."""
+    return log(x) * LOG2E
+
+
+@_rounded
+def log10(x: Tensor) -> Tensor:
+    """The logarithm to the base of 10."""
+    return log(x) * LOG10E
 
 
 # --- roots and powers
 
 
 def root(x: Tensor) -> Tensor:
-    """The square root, rounded as IEEE asks. (On CPUs, torch's may be off by one in the last place.)
-
-    Example:
-        >>> root(torch.tensor([4.0, 2.0]))
-        tensor([2.0000, 1.4142])
-    """
+    """The square root, rounded as IEEE asks. (On CPUs, torch's may be off by one in the last place.)"""
     x = x.detach()
     x = x if x.is_floating_point() else x.to(torch.float32)
     if x.device.type != "cpu":
@@ -274,14 +237,10 @@ def root(x: Tensor) -> Tensor:
     return result
 
 
+@_rounded
 def inverse_root(x: Tensor) -> Tensor:
-    """One over the square root.
-
-    Example:
-        >>> inverse_root(torch.tensor([4.0, 2.0]))
-        tensor([0.5000, 0.7071])
-    """
-    return _rounded(_inverse_root, x)
+    """One over the square root."""
+    return 1 / root(x)
 
 
 def power(x: Tensor, y: float | Tensor) -> Tensor:
@@ -294,19 +253,16 @@ def power(x: Tensor, y: float | Tensor) -> Tensor:
         tensor([0.5000, 1.4142, 1.0718])
     """
     if not isinstance(y, Tensor):
-        return _rounded(lambda x: _power(x, float(y)), x)
+        return _power(x, float(y))
     x = x.detach() if x.is_floating_point() else x.detach().to(torch.float32)
     numbers, exponents = torch.broadcast_tensors(x.to(torch.float64), y.detach().to(x.device, torch.float64))
     return _powers(numbers, exponents).to(x.dtype)
 
 
-def _inverse_root(x: Tensor) -> Tensor:
-    return 1 / root(x)
-
-
+@_rounded
 def _power(x: Tensor, y: float) -> Tensor:
     if abs(y) == 0.5:
-        return root(x) if y > 0 else _inverse_root(x)
+        return root(x) if y > 0 else inverse_root(x)
     if not (y == y // 1 and abs(y) <= WHOLE_BOUND):
         return _power_by_logarithm(x, torch.full_like(x, y))
     result, square = torch.ones_like(x), x
@@ -327,11 +283,11 @@ def _powers(x: Tensor, y: Tensor) -> Tensor:
     product = torch.where(y < 0, 1 / product, product)
     result = torch.where(whole, product, _power_by_logarithm(x, y))
     result = torch.where(y == 0.5, root(x), result)
-    return torch.where(y == -0.5, _inverse_root(x), result)
+    return torch.where(y == -0.5, inverse_root(x), result)
 
 
 def _power_by_logarithm(x: Tensor, y: Tensor) -> Tensor:
-    size = _exp(y * _log(x.abs()))
+    size = exp(y * log(x.abs()))
     whole = y == y.floor()
     odd = whole & (y * 0.5 != (y * 0.5).floor())
     result = torch.where(odd & x.signbit(), -size, size)
@@ -342,46 +298,34 @@ def _power_by_logarithm(x: Tensor, y: Tensor) -> Tensor:
 # --- activations
 
 
+@_rounded
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent.
-
-    Example:
-        >>> tanh(torch.tensor([-20.0, 0.0, 0.5]))
-        tensor([-1.0000,  0.0000,  0.4621])
-    """
-    return _rounded(_tanh, x)
+    """The hyperbolic tangent."""
+    e = expm1(x.abs() * -2)
+    return torch.copysign(-e / (e + 2), x)
 
 
+@_rounded
 def sigmoid(x: Tensor) -> Tensor:
-    """`1/(1 + e^−x)`.
-
-    Example:
-        >>> sigmoid(torch.tensor([0.0, 2.0]))
-        tensor([0.5000, 0.8808])
-    """
-    return _rounded(_sigmoid, x)
+    """`1/(1 + e^−x)`."""
+    return 1 / (exp(-x) + 1)
 
 
+@_rounded
 def silu(x: Tensor) -> Tensor:
-    """`x · sigmoid(x)`.
-
-    Example:
-        >>> silu(torch.tensor([0.0, 2.0]))
-        tensor([0.0000, 1.7616])
-    """
-    return _rounded(lambda x: x * _sigmoid(x), x)
+    """`x · sigmoid(x)`."""
+    return x * sigmoid(x)
 
 
+@_rounded
 def erf(x: Tensor) -> Tensor:
-    """The error function.
-
-    Example:
-        >>> erf(torch.tensor([0.0, 0.5, 2.0]))
-        tensor([0.0000, 0.5205, 0.9953])
-    """
-    return _rounded(_erf, x)
+    """The error function."""
+    size = x.abs()
+    large = torch.copysign(1 - _upper_erfc(size), x)
+    return torch.where(size < ERF_BOUND, x * _polynomial(x * x, ERF), large)
 
 
+@_rounded
 def erfc(x: Tensor) -> Tensor:
     """`1 − erf(x)`, exact for large numbers too.
 
@@ -389,29 +333,24 @@ def erfc(x: Tensor) -> Tensor:
         >>> erfc(torch.tensor([0.0, 5.0]))
         tensor([1.0000e+00, 1.5375e-12])
     """
-    return _rounded(_erfc, x)
+    upper = _upper_erfc(x.abs())
+    return torch.where(x < 0, 2 - upper, upper)
 
 
+@_rounded
 def gelu(x: Tensor) -> Tensor:
-    """`x · Φ(x)`, with the distribution function of the normal distribution.
-
-    Example:
-        >>> gelu(torch.tensor([-1.0, 1.0]))
-        tensor([-0.1587,  0.8413])
-    """
-    return _rounded(lambda x: (x * 0.5) * _erfc(x * -ROOT_HALF), x)
+    """`x · Φ(x)`, with the distribution function of the normal distribution."""
+    return (x * 0.5) * erfc(x * -ROOT_HALF)
 
 
+@_rounded
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The form of GELU that is made of a hyperbolic tangent.
-
-    Example:
-        >>> gelu_tanh(torch.tensor([-1.0, 1.0]))
-        tensor([-0.1588,  0.8412])
-    """
-    return _rounded(_gelu_tanh, x)
+    """The form of GELU that is made of a hyperbolic tangent."""
+    u = (x + ((x * x) * x) * CUBE) * ROOT_2_PI
+    return x * sigmoid(u * 2)
 
 
+@_rounded
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """`log(1 + e^(βx))/β`; `x` itself where `βx` is above the threshold.
 
@@ -419,9 +358,12 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
         >>> softplus(torch.tensor([-1.0, 0.0, 30.0]))
         tensor([ 0.3133,  0.6931, 30.0000])
     """
-    return _rounded(lambda x: _softplus(x, beta, threshold), x)
+    y = x * beta
+    # By a tensor: a GPU would multiply with the reciprocal of a plain number.
+    return torch.where(y > threshold, x, _log1p_exp(y) / torch.full_like(y, beta))
 
 
+@_rounded
 def log_sigmoid(x: Tensor) -> Tensor:
     """The logarithm of the sigmoid.
 
@@ -429,19 +371,16 @@ def log_sigmoid(x: Tensor) -> Tensor:
         >>> log_sigmoid(torch.tensor([-100.0, 0.0]))
         tensor([-100.0000,   -0.6931])
     """
-    return _rounded(lambda x: -_log1p_exp(-x), x)
+    return -_log1p_exp(-x)
 
 
+@_rounded
 def mish(x: Tensor) -> Tensor:
-    """`x · tanh(log(1 + e^x))`.
-
-    Example:
-        >>> mish(torch.tensor([-1.0, 1.0]))
-        tensor([-0.3034,  0.8651])
-    """
-    return _rounded(lambda x: x * _tanh(_log1p_exp(x)), x)
+    """`x · tanh(log(1 + e^x))`."""
+    return x * tanh(_log1p_exp(x))
 
 
+@_rounded
 def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     """`scale · x` above 0, else `scale · alpha · (e^(input_scale · x) − 1)`: ELU, SELU and CELU.
 
@@ -449,27 +388,7 @@ def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 
         >>> elu(torch.tensor([-1.0, 2.0]), scale=2.0)
         tensor([-1.2642,  4.0000])
     """
-    return _rounded(lambda x: torch.where(x > 0, x * scale, _expm1(x * input_scale) * (alpha * scale)), x)
-
-
-def _tanh(x: Tensor) -> Tensor:
-    e = _expm1(x.abs() * -2)
-    return torch.copysign(-e / (e + 2), x)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    return 1 / (_exp(-x) + 1)
-
-
-def _erf(x: Tensor) -> Tensor:
-    size = x.abs()
-    large = torch.copysign(1 - _upper_erfc(size), x)
-    return torch.where(size < ERF_BOUND, x * _polynomial(x * x, ERF), large)
-
-
-def _erfc(x: Tensor) -> Tensor:
-    upper = _upper_erfc(x.abs())
-    return torch.where(x < 0, 2 - upper, upper)
+    return torch.where(x > 0, x * scale, expm1(x * input_scale) * (alpha * scale))
 
 
 def _upper_erfc(y: Tensor) -> Tensor:
@@ -477,27 +396,17 @@ def _upper_erfc(y: Tensor) -> Tensor:
     y = y.clamp(max=ERFC_BOUND)
     inverse = 1 / (y + ERFC_CENTRE)
     t = (y - ERFC_CENTRE) * inverse
-    return _exp(-(y * y)) * (inverse * _polynomial(t, ERFC))
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    u = (x + ((x * x) * x) * CUBE) * ROOT_2_PI
-    return x * _sigmoid(u * 2)
-
-
-def _softplus(x: Tensor, beta: float, threshold: float) -> Tensor:
-    y = x * beta
-    # By a tensor: a GPU would multiply with the reciprocal of a plain number.
-    return torch.where(y > threshold, x, _log1p_exp(y) / torch.full_like(y, beta))
+    return exp(-(y * y)) * (inverse * _polynomial(t, ERFC))
 
 
 def _log1p_exp(y: Tensor) -> Tensor:
-    return y.clamp(min=0) + _log1p(_exp(-y.abs()))
+    return y.clamp(min=0) + log1p(exp(-y.abs()))
 
 
 # --- circular and hyperbolic functions
 
 
+@_rounded
 def sin(x: Tensor) -> Tensor:
     """The sine, for numbers of any size.
 
@@ -505,47 +414,36 @@ def sin(x: Tensor) -> Tensor:
         >>> sin(torch.tensor([0.0, 1.0, 1e30]))
         tensor([ 0.0000,  0.8415, -0.7912])
     """
-    return _rounded(lambda x: _sin_cos(x)[0], x)
+    return _sin_cos(x)[0]
 
 
+@_rounded
 def cos(x: Tensor) -> Tensor:
-    """The cosine, for numbers of any size.
-
-    Example:
-        >>> cos(torch.tensor([0.0, 1.0, 1e30]))
-        tensor([ 1.0000,  0.5403, -0.6116])
-    """
-    return _rounded(lambda x: _sin_cos(x)[1], x)
+    """The cosine, for numbers of any size."""
+    return _sin_cos(x)[1]
 
 
+@_rounded
 def tan(x: Tensor) -> Tensor:
-    """The tangent, for numbers of any size.
-
-    Example:
-        >>> tan(torch.tensor([0.0, 1.0]))
-        tensor([0.0000, 1.5574])
-    """
-    return _rounded(_tan, x)
+    """The tangent, for numbers of any size."""
+    sine, cosine = _sin_cos(x)
+    return sine / cosine
 
 
+@_rounded
 def sinh(x: Tensor) -> Tensor:
-    """The hyperbolic sine.
-
-    Example:
-        >>> sinh(torch.tensor([0.0, 1.0]))
-        tensor([0.0000, 1.1752])
-    """
-    return _rounded(_sinh, x)
+    """The hyperbolic sine."""
+    s, k = _halved_exp(x.abs().clamp(max=EXP_BOUND))
+    half = _scaled(s + 1, k - 1)  # e^|x|/2, which overflows later than e^|x|
+    return torch.copysign(torch.where(k == 0, (s + s / (s + 1)) * 0.5, half - 0.25 * (1 / half)), x)
 
 
+@_rounded
 def cosh(x: Tensor) -> Tensor:
-    """The hyperbolic cosine.
-
-    Example:
-        >>> cosh(torch.tensor([0.0, 1.0]))
-        tensor([1.0000, 1.5431])
-    """
-    return _rounded(_cosh, x)
+    """The hyperbolic cosine."""
+    s, k = _halved_exp(x.abs().clamp(max=EXP_BOUND))
+    half = _scaled(s + 1, k - 1)
+    return half + 0.25 * (1 / half)
 
 
 def _sin_cos(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -556,23 +454,6 @@ def _sin_cos(x: Tensor) -> tuple[Tensor, Tensor]:
     swapped = (quadrant & 1) == 1
     first, second = torch.where(swapped, cosine, sine), torch.where(swapped, sine, cosine)
     return torch.where((quadrant & 2) == 2, -first, first), torch.where((quadrant + 1 & 2) == 2, -second, second)
-
-
-def _tan(x: Tensor) -> Tensor:
-    sine, cosine = _sin_cos(x)
-    return sine / cosine
-
-
-def _sinh(x: Tensor) -> Tensor:
-    s, k = _halved_exp(x.abs().clamp(max=EXP_BOUND))
-    half = _scaled(s + 1, k - 1)  # e^|x|/2, which overflows later than e^|x|
-    return torch.copysign(torch.where(k == 0, (s + s / (s + 1)) * 0.5, half - 0.25 * (1 / half)), x)
-
-
-def _cosh(x: Tensor) -> Tensor:
-    s, k = _halved_exp(x.abs().clamp(max=EXP_BOUND))
-    half = _scaled(s + 1, k - 1)
-    return half + 0.25 * (1 / half)
 
 
 def _quadrant(x: Tensor) -> tuple[Tensor, Tensor]:

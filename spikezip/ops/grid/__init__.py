@@ -1,7 +1,6 @@
 """Products of codes with integer weights, exact in floating-point units (derivation in README.md)."""
 
-from spikezip.ops.grid.choose import add_scaled, scale_bias, scaled_gradient
-from spikezip.ops.grid.fast import linear, matmul, weight_grid
+from spikezip.ops.grid.fast import add_scaled, linear, matmul, scale_bias, scaled_gradient, weight_grid
 from spikezip.ops.grid.reference import (
     INPUT_FRACTION_BITS,
     WEIGHT_BITS,

@@ -17,12 +17,7 @@ def _rows(total, scale, bias, first, last, out):
 
 
 def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """As `choose.scale_bias`, for contiguous int32 sums below 2^24 on the CPU, with float32 scale and bias.
-
-    Example:
-        >>> scale_bias(torch.tensor([[3, 4]], dtype=torch.int32), torch.tensor([0.5, 0.25]), torch.tensor([1.0, 1.0]))
-        tensor([[2.5000, 2.0000]])
-    """
+    """As `choose.scale_bias`, for contiguous int32 sums below 2^24 on the CPU, with float32 scale and bias."""
     rows = total.view(-1, total.shape[-1])
     out = torch.empty(rows.shape, dtype=torch.float32)
     # Adding −0 changes nothing, not even the sign of a zero.
@@ -40,12 +35,7 @@ def _sums(x, codes, scale, first, last, out):
 
 
 def add_scaled(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """As `choose.add_scaled`, for contiguous float32 values and int8 codes on the CPU.
-
-    Example:
-        >>> add_scaled(torch.tensor([1.0, 2.0]), torch.tensor([3, -4], dtype=torch.int8), torch.tensor(0.5))
-        tensor([2.5000, 0.0000])
-    """
+    """As `choose.add_scaled`, for contiguous float32 values and int8 codes on the CPU."""
     out = torch.empty_like(x)
     given = (x.view(-1).numpy(), codes.view(-1).numpy(), np.float32(float(scale)))
     result = out.view(-1).numpy()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spikezip.ops import kernels
+from spikezip.ops.compiled import numba_is_here
 from spikezip.ops.grid import reference
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -25,10 +26,6 @@ def int8_products_pay() -> bool:
     """Whether int8 products on this CPU are exact, and faster than float ones: asked once, in a tenth of a second.
 
     Without VNNI, pairs of products are added in saturating 16 bits, or else libraries go through them one by one.
-
-    Example:
-        >>> int8_products_pay() in (True, False)
-        True
     """
     return _int8_products_are_exact() and _int8_products_are_faster()
 
@@ -61,12 +58,7 @@ def _int8_products_are_faster() -> bool:
 
 
 def weight_grid(weight: Tensor, bits: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """As `reference.weight_grid`; the integers come in `dtype`, by default the weight's own.
-
-    Example:
-        >>> weight_grid(torch.tensor([[0.5, -1.27]]), bits=8, dtype=torch.int8)
-        (tensor([[  50, -127]], dtype=torch.int8), tensor([0.0100]))
-    """
+    """As `reference.weight_grid`; the integers come in `dtype`, by default the weight's own."""
     if weight.dtype == torch.float32 and kernels.on_gpu(weight):
         from spikezip.ops.grid import triton  # only where it is used: importing the library must not need it
 
@@ -93,10 +85,6 @@ def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int)
     """As `reference.linear`; `weight` in int8 opens the int8 (CPU) and fp16 (CUDA) units.
 
     For int8 codes on the CPU sums may come as int32, where float32 would hold them too.
-
-    Example:
-        >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3, 4]], dtype=torch.int8), torch.float32, 2)
-        tensor([[11.]])
     """
     if weight.dtype == torch.bfloat16 and codes.dtype == torch.bfloat16 and dtype == torch.float32:
         # Training keeps codes and weights in bfloat16, which holds integers up to 256.
@@ -119,14 +107,79 @@ def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype, largest_code: int)
 
 @without_autocast
 def matmul(a: Tensor, b: Tensor, dtype: torch.dtype, largest_code: int) -> Tensor:
-    """As `reference.matmul`; on CUDA with fp16 operands and float32 sums.
-
-    Example:
-        >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]]), torch.float32, 4)
-        tensor([[11.]])
-    """
+    """As `reference.matmul`; on CUDA with fp16 operands and float32 sums."""
     if a.device.type == "cuda" and largest_code <= 2048 and dtype == torch.float32 and a.dtype != torch.float64:
         low = torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float16
         left, right = a.to(low).flatten(0, -3), b.to(low).flatten(0, -3)
         return torch.bmm(left, right, out_dtype=torch.float32).view(*a.shape[:-1], b.shape[-1])
     return reference.matmul(a, b, dtype)
+
+
+# --- what follows a product: a kernel on the GPU, compiled loops or plain torch elsewhere, equal bit for bit
+
+
+def scale_bias(total: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """What follows a product of integers: `total · scale + bias`, rounded after the product and after the sum.
+
+    Sums may come as int32; they are below 2^24, so that float32 holds them. Scale and bias have one number for each
+    channel.
+
+    Example:
+        >>> scale_bias(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.25]), torch.tensor([1.0, 1.0]))
+        tensor([[2.5000, 2.0000]])
+    """
+    reference.check_channels(total, scale, bias)
+    if _on_gpu(total, scale, bias):
+        from spikezip.ops.grid import triton  # only where it is used: importing the library must not need it
+
+        return triton.scale_bias(total, scale, bias)
+    if not total.is_floating_point() and total.device.type == "cpu" and scale.dtype == torch.float32:
+        if total.dtype == torch.int32 and numba_is_here() and total.is_contiguous():
+            from spikezip.ops.grid import compiled
+
+            return compiled.scale_bias(total, scale, bias)
+        total = total.to(scale.dtype).mul_(scale)
+        return total if bias is None else total.add_(bias)
+    scaled = total.mul(scale)
+    return scaled if bias is None else scaled.add(bias)
+
+
+def add_scaled(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """`x + codes · scale` for one scale, rounded after the product and after the sum.
+
+    Example:
+        >>> add_scaled(torch.tensor([1.0, 2.0]), torch.tensor([3, -4], dtype=torch.int8), torch.tensor(0.5))
+        tensor([2.5000, 0.0000])
+    """
+    if codes.dtype == torch.int8 and x.dtype == torch.float32:
+        if _on_gpu(x, scale):
+            from spikezip.ops.grid import triton
+
+            return triton.add_scaled(x, codes, scale)
+        if x.device.type == "cpu" and numba_is_here() and x.is_contiguous() and codes.is_contiguous():
+            from spikezip.ops.grid import compiled
+
+            return compiled.add_scaled(x, codes, scale)
+    return x + codes * scale
+
+
+def scaled_gradient(grad: Tensor, scale: Tensor, dtype: torch.dtype, with_sum: bool) -> tuple[Tensor, Tensor | None]:
+    """What a product's backward pass begins with: `grad · scale` in `dtype`, and the sum over the rows if wanted.
+
+    The sum is the gradient of the bias; in which order it adds, is left to the device.
+
+    Example:
+        >>> scaled_gradient(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, 2.0]), torch.bfloat16, True)
+        (tensor([[0.5000, 4.0000],
+                [1.5000, 8.0000]], dtype=torch.bfloat16), tensor([4., 6.]))
+    """
+    if _on_gpu(grad, scale):
+        from spikezip.ops.grid import triton
+
+        return triton.scaled_gradient(grad, scale, dtype, with_sum)
+    return (grad * scale).to(dtype), grad.sum(dim=0) if with_sum else None
+
+
+def _on_gpu(*tensors: Tensor | None) -> bool:
+    """Whether the kernels take these: float32 on a CUDA device, with Triton installed."""
+    return all(t is None or t.dtype == torch.float32 for t in tensors) and kernels.on_gpu(*tensors)

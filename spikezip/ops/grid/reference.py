@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spikezip.errors import ConfigError
+from spikezip.errors import ConfigError, InputError
 from spikezip.ops import rounding
 
 # 16 bits stop at 127·256 + 127, so that both halves fit into int8.
@@ -73,22 +73,12 @@ def accumulator(bound: int, what: str) -> torch.dtype:
 
 
 def linear(codes: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`codes · weightᵀ` summed in `dtype`.
-
-    Example:
-        >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3, 4]], dtype=torch.int8), torch.float32)
-        tensor([[11.]])
-    """
+    """`codes · weightᵀ` summed in `dtype`."""
     return F.linear(codes.to(dtype), weight.to(dtype))
 
 
 def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """`a · b` of two code tensors, summed in `dtype`.
-
-    Example:
-        >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]]), torch.float32)
-        tensor([[11.]])
-    """
+    """`a · b` of two code tensors, summed in `dtype`."""
     return torch.matmul(a.to(dtype), b.to(dtype))
 
 
@@ -105,3 +95,19 @@ def fixed_point(x: Tensor, bound: float | None, what: str) -> Tensor:
     if bound is not None and x.numel() and float(integers.abs().max()) * bound >= 2**53:
         raise ConfigError(f"{what} holds values up to {float(x.abs().max()):.3g}: too large; normalise it")
     return integers
+
+
+def check_channels(total: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+    """Raise unless scale and bias hold one element for each channel of the sums.
+
+    Example:
+        >>> check_channels(torch.zeros(2, 3), torch.ones(3), torch.zeros(2))
+        Traceback (most recent call last):
+        spikezip.errors.InputError: a bias of shape [2] does not fit sums of shape [2, 3]: give [3]
+    """
+    for name, given in (("scale", scale), ("bias", bias)):
+        if given is not None and given.shape != total.shape[-1:]:
+            raise InputError(
+                f"a {name} of shape {list(given.shape)} does not fit sums of shape {list(total.shape)}: "
+                f"give {list(total.shape[-1:])}"
+            )

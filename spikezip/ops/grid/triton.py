@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spikezip.ops.grid.choose import check_channels
-from spikezip.ops.grid.reference import LARGEST_WEIGHT
+from spikezip.ops.grid.reference import LARGEST_WEIGHT, check_channels
 from spikezip.ops.lsq.reference import check_codes_dtype
 
 # Weights of a row handled together; and the tile of sums that an epilogue works on.

@@ -21,7 +21,7 @@ def forward(u: Tensor, scale: Tensor, lo: int, hi: int, out_dtype: torch.dtype =
         >>> forward(torch.tensor([[0.3, 0.3]]), torch.tensor([0.5, 0.1]), -4, 3, torch.int8)
         tensor([[1, 3]], dtype=torch.int8)
     """
-    codes: Tensor = _best(u, scale).forward(u, scale, lo, hi, out_dtype)
+    codes: Tensor = _best(u, scale).quantize(u, scale, lo, hi, out_dtype, with_values=False)[1]
     return codes
 
 

@@ -11,38 +11,18 @@ from spikezip.ops.lsq.reference import TILE, TILES
 PIECE = 32 * TILE * TILES
 
 
-def forward(u: Tensor, scale: Tensor, lo: int, hi: int, out_dtype: torch.dtype = torch.float32) -> Tensor:
-    """As `reference.forward`, for float32 values on the CPU and one scale.
-
-    Example:
-        >>> forward(torch.tensor([0.3, 0.9]), torch.tensor(0.5), -4, 3, torch.int8)
-        tensor([1, 2], dtype=torch.int8)
-    """
-    reference.check_codes_dtype(out_dtype, lo, hi)
-    return rounding.code(u, scale.reshape(()), lo, hi).to(out_dtype)
-
-
 def quantize(
-    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32
+    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32, with_values: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.quantize`, for float32 values on the CPU and one scale.
-
-    Example:
-        >>> quantize(torch.tensor([0.3, -9.0]), torch.tensor(0.5), -4, 3, torch.int8)
-        (tensor([ 0.5000, -2.0000]), tensor([ 1, -4], dtype=torch.int8))
-    """
+    """As `reference.quantize`, for float32 values on the CPU and one scale."""
     reference.check_codes_dtype(codes_dtype, lo, hi)
     codes = rounding.code(u, scale.reshape(()), lo, hi)
-    return codes * scale.detach().reshape(()).float(), codes.to(codes_dtype)
+    narrow = codes.to(codes_dtype)
+    return codes * scale.detach().reshape(()).float() if with_values else narrow, narrow
 
 
 def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-    """As `reference.backward`, for float32 values on the CPU and one scale.
-
-    Example:
-        >>> backward(torch.ones(2), torch.tensor([0.3, 5.0]), torch.tensor(0.5), -2, 1)
-        (tensor([1., 0.]), tensor(0.9899))
-    """
+    """As `reference.backward`, for float32 values on the CPU and one scale."""
     if u.numel() <= TILE:  # nothing to gain
         return reference.backward(grad, u, scale, lo, hi)
     reference.check_shapes(u, scale, grad)

@@ -70,41 +70,19 @@ def work_dtype(u: Tensor) -> torch.dtype:
     return torch.float64 if u.dtype == torch.float64 else torch.float32
 
 
-def forward(u: Tensor, scale: Tensor, lo: int, hi: int, out_dtype: torch.dtype = torch.float32) -> Tensor:
-    """The integer codes of `u`, by the one rounding rule; `scale` for the whole tensor or per channel.
-
-    Example:
-        >>> forward(torch.tensor([[0.3, 0.3]]), torch.tensor([0.5, 0.1]), -4, 3)
-        tensor([[1., 3.]])
-    """
-    check_shapes(u, scale)
-    check_codes_dtype(out_dtype, lo, hi)
-    wide = u.detach().to(work_dtype(u))
-    return rounding.code(wide, _spread(scale), lo, hi).to(out_dtype)
-
-
 def quantize(
-    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32
+    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32, with_values: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The values `code · scale`, with one rounding, and the codes.
-
-    Example:
-        >>> quantize(torch.tensor([0.3, -9.0]), torch.tensor(0.5), -4, 3, torch.int8)
-        (tensor([ 0.5000, -2.0000]), tensor([ 1, -4], dtype=torch.int8))
-    """
-    codes = forward(u, scale, lo, hi, codes_dtype)
+    """The values `code · scale`, with one rounding, and the codes, by the one rounding rule; or the codes twice."""
+    check_shapes(u, scale)
+    check_codes_dtype(codes_dtype, lo, hi)
     dtype = work_dtype(u)
-    return codes.to(dtype) * _spread(scale).to(dtype), codes
+    codes = rounding.code(u.detach().to(dtype), _spread(scale), lo, hi).to(codes_dtype)
+    return codes.to(dtype) * _spread(scale).to(dtype) if with_values else codes, codes
 
 
 def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-    """The gradients for `u`, in its dtype, and for the scale, from the gradient for the values.
-
-    Example:
-        >>> u, ones = torch.tensor([0.3, 5.0]), torch.ones(2)
-        >>> backward(ones, u, torch.tensor(0.5), -2, 1)
-        (tensor([1., 0.]), tensor(0.9899))
-    """
+    """The gradients for `u`, in its dtype, and for the scale, from the gradient for the values."""
     check_shapes(u, scale, grad)
     grad_u, terms = slopes(grad, u, scale, lo, hi)
     if scale.numel() == 1:
@@ -131,12 +109,7 @@ def slopes(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[Te
 
 
 def share(u: Tensor, scale: Tensor, hi: int) -> float:
-    """By what the scale's gradient is multiplied: `1/sqrt(hi · values per scale)`, as a float32 number.
-
-    Example:
-        >>> share(torch.zeros(4, 8), torch.ones(()), 2), share(torch.zeros(4, 8), torch.ones(8), 4)
-        (0.125, 0.25)
-    """
+    """By what the scale's gradient is multiplied: `1/sqrt(hi · values per scale)`, as a float32 number."""
     return share_of(u.numel() // scale.numel() if scale.numel() else 0, hi)
 
 
@@ -166,12 +139,7 @@ def ordered_sum(terms: Tensor, tile: int, tiles: int) -> Tensor:
 
 
 def last_sum(partial: Tensor, tile: int) -> Tensor:
-    """The sum of all chunks, as one chunk.
-
-    Example:
-        >>> last_sum(torch.arange(5.0), tile=2)
-        tensor(10.)
-    """
+    """The sum of all chunks, as one chunk."""
     return chunk_sums(partial, tile, max(1, -(-len(partial) // tile)))[0]
 
 

@@ -27,11 +27,28 @@ def _code_of(u, scale, lo, hi):
 
 
 @triton.jit
-def _tile_of(first, rows, channels, tile: tl.constexpr, columns: tl.constexpr):
-    """Offsets, channels and mask of the tile `[tile, columns]` whose first row is `first`."""
-    row = first + tl.arange(0, tile)[:, None].to(tl.int64)
-    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
-    return row * channels + column, column, (row < rows) & (column < channels)
+def _tile_of(first, rows, channels, per_channel: tl.constexpr, tile: tl.constexpr, columns: tl.constexpr):
+    """Offsets and mask of the values from row `first` on: a tile `[tile, columns]`, or `[tile]` of the one channel."""
+    if per_channel:
+        row = first + tl.arange(0, tile)[:, None].to(tl.int64)
+        column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+        here, inside = row * channels + column, (row < rows) & (column < channels)
+    else:
+        here = first + tl.arange(0, tile)
+        inside = here < rows
+    return here, inside
+
+
+@triton.jit
+def _scales(scale_ptr, channels, per_channel: tl.constexpr, tile: tl.constexpr, columns: tl.constexpr):
+    """The scales of a tile: one, or one for each column."""
+    if per_channel:
+        column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+        scale = tl.load(scale_ptr + column, mask=column < channels, other=1.0).to(tl.float32)
+        scale = tl.broadcast_to(scale, (tile, columns))
+    else:
+        scale = tl.load(scale_ptr).to(tl.float32)
+    return scale
 
 
 @triton.jit
@@ -40,13 +57,8 @@ def _quantize_kernel(
     with_values: tl.constexpr, per_channel: tl.constexpr, tile: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * tile
-    if per_channel:
-        here, column, inside = _tile_of(first, rows, channels, tile, columns)
-        scale = tl.load(scale_ptr + column, mask=column < channels, other=1.0).to(tl.float32)
-    else:
-        here = first + tl.arange(0, tile)
-        inside = here < rows
-        scale = tl.load(scale_ptr).to(tl.float32)
+    here, inside = _tile_of(first, rows, channels, per_channel, tile, columns)
+    scale = _scales(scale_ptr, channels, per_channel, tile, columns)
     u = tl.load(u_ptr + here, mask=inside, other=0.0).to(tl.float32)
     code = _code_of(u, scale, lo, hi)
     tl.store(codes_ptr + here, code.to(codes_ptr.dtype.element_ty), mask=inside)
@@ -65,99 +77,56 @@ def _slope_of(u, scale, lo, hi):
 
 
 @triton.jit
-def _add_neighbours(total, rows: tl.constexpr, columns: tl.constexpr, levels: tl.constexpr):
-    """The sum over the rows of a tile `[rows, columns]`: neighbours first, `levels` times, down to one row."""
-    for level in tl.static_range(levels):
-        total = tl.sum(tl.reshape(total, (rows >> (level + 1), 2, columns)), axis=1)  # of two there is but one order
-    return total
-
-
-@triton.jit
-def _add_in_line(total, size: tl.constexpr, levels: tl.constexpr):
-    """As `_add_neighbours`, for one column."""
-    for level in tl.static_range(levels):
-        total = tl.sum(tl.reshape(total, (size >> (level + 1), 2)), axis=1)
-    return total
+def _store_sum(
+    total, out_ptr, channels, factor,
+    per_channel: tl.constexpr, tile: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """Store the sum over the rows of a tile, times a factor: neighbours first, `levels` times, down to one row."""
+    column = tl.arange(0, 1)
+    for level in tl.static_range(levels):  # of two there is but one order
+        if per_channel:
+            total = tl.sum(tl.reshape(total, (tile >> (level + 1), 2, columns)), axis=1)
+        else:
+            total = tl.sum(tl.reshape(total, (tile >> (level + 1), 2)), axis=1)
+    if per_channel:
+        column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+    tl.store(out_ptr + column, (total * factor).to(out_ptr.dtype.element_ty), mask=column < channels)
 
 
 @triton.jit
 def _backward_kernel(
-    grad_ptr, u_ptr, scale_ptr, grad_u_ptr, partial_ptr, rows, lo, hi,
-    tile: tl.constexpr, tiles: tl.constexpr, levels: tl.constexpr,
+    grad_ptr, u_ptr, scale_ptr, grad_u_ptr, partial_ptr, rows, channels, lo, hi,
+    per_channel: tl.constexpr, tile: tl.constexpr, tiles: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
-    scale = tl.load(scale_ptr).to(tl.float32)
-    total = tl.zeros((tile,), dtype=tl.float64)
+    scale = _scales(scale_ptr, channels, per_channel, tile, columns)
+    total = tl.zeros((tile, columns) if per_channel else (tile,), dtype=tl.float64)
     for t in range(tiles):
-        here = (chunk * tiles + t) * tile + tl.arange(0, tile)
-        mask = here < rows
+        here, mask = _tile_of((chunk * tiles + t) * tile, rows, channels, per_channel, tile, columns)
         u = tl.load(u_ptr + here, mask=mask, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + here, mask=mask, other=0.0).to(tl.float32)
         inside, slope = _slope_of(u, scale, lo, hi)
         tl.store(grad_u_ptr + here, tl.where(inside, grad, 0.0).to(grad_u_ptr.dtype.element_ty), mask=mask)
         total += tl.where(mask, grad.to(tl.float64) * slope.to(tl.float64), 0.0)
-    tl.store(partial_ptr + chunk + tl.arange(0, 1), _add_in_line(total, tile, levels))
+    _store_sum(total, partial_ptr + chunk * channels, channels, 1.0, per_channel, tile, levels, columns)
 
 
 @triton.jit
-def _backward_channel_kernel(
-    grad_ptr, u_ptr, scale_ptr, grad_u_ptr, partial_ptr, rows, channels, lo, hi,
-    tile: tl.constexpr, tiles: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
-):  # fmt: skip
-    chunk = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
-    scale = tl.load(scale_ptr + column, mask=column < channels, other=1.0).to(tl.float32)
-    total = tl.zeros((tile, columns), dtype=tl.float64)
-    for t in range(tiles):
-        here, _, mask = _tile_of((chunk * tiles + t) * tile, rows, channels, tile, columns)
-        u = tl.load(u_ptr + here, mask=mask, other=0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + here, mask=mask, other=0.0).to(tl.float32)
-        inside, slope = _slope_of(u, tl.broadcast_to(scale, (tile, columns)), lo, hi)
-        tl.store(grad_u_ptr + here, tl.where(inside, grad, 0.0).to(grad_u_ptr.dtype.element_ty), mask=mask)
-        total += tl.where(mask, grad.to(tl.float64) * slope.to(tl.float64), 0.0)
-    total = _add_neighbours(total, tile, columns, levels)
-    tl.store(partial_ptr + chunk * channels + column, total, mask=column < channels)
-
-
-@triton.jit
-def _finish_kernel(partial_ptr, grad_scale_ptr, chunks, share, tile: tl.constexpr, levels: tl.constexpr):
-    total = tl.zeros((tile,), dtype=tl.float64)
-    for first in range(0, chunks, tile):
-        here = first + tl.arange(0, tile)
-        total += tl.load(partial_ptr + here, mask=here < chunks, other=0.0)
-    total = _add_in_line(total, tile, levels) * share
-    tl.store(grad_scale_ptr + tl.arange(0, 1), total.to(grad_scale_ptr.dtype.element_ty))
-
-
-@triton.jit
-def _finish_channel_kernel(
+def _finish_kernel(
     partial_ptr, grad_scale_ptr, chunks, channels, share,
-    tile: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
+    per_channel: tl.constexpr, tile: tl.constexpr, levels: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
-    total = tl.zeros((tile, columns), dtype=tl.float64)
+    total = tl.zeros((tile, columns) if per_channel else (tile,), dtype=tl.float64)
     for first in range(0, chunks, tile):
-        here, _, mask = _tile_of(first, chunks, channels, tile, columns)
-        total += tl.load(partial_ptr + here, mask=mask, other=0.0)
-    total = _add_neighbours(total, tile, columns, levels) * share
-    tl.store(grad_scale_ptr + column, total.to(grad_scale_ptr.dtype.element_ty), mask=column < channels)
-
-
-def forward(u: Tensor, scale: Tensor, lo: int, hi: int, out_dtype: torch.dtype = torch.float32) -> Tensor:
-    """As `reference.forward`, for values up to float32 on a GPU (or anywhere, under Triton's interpreter)."""
-    return _quantize(u, scale, lo, hi, out_dtype, with_values=False)[1]
+        here, inside = _tile_of(first, chunks, channels, per_channel, tile, columns)
+        total += tl.load(partial_ptr + here, mask=inside, other=0.0)
+    _store_sum(total, grad_scale_ptr, channels, share, per_channel, tile, levels, columns)
 
 
 def quantize(
-    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32
+    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype = torch.float32, with_values: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.quantize`, in one pass."""
-    return _quantize(u, scale, lo, hi, codes_dtype, with_values=True)
-
-
-def _quantize(
-    u: Tensor, scale: Tensor, lo: int, hi: int, codes_dtype: torch.dtype, with_values: bool
-) -> tuple[Tensor, Tensor]:
+    """As `reference.quantize`, for values up to float32 on a GPU (or anywhere, under Triton's interpreter)."""
     reference.check_shapes(u, scale)
     reference.check_codes_dtype(codes_dtype, lo, hi)
     u, scale = u.detach().contiguous(), scale.detach().contiguous()
@@ -186,29 +155,17 @@ def backward(grad: Tensor, u: Tensor, scale: Tensor, lo: int, hi: int) -> tuple[
     channels = scale.numel()
     rows, tile, columns = u.numel() // channels, *_tile_shape(channels)
     tiles = TILES if channels == 1 else CHANNEL_TILES
-    levels = tile.bit_length() - 1
-    chunks = triton.cdiv(rows, tile * tiles)
-    across = triton.cdiv(channels, columns)
+    chunks, across = triton.cdiv(rows, tile * tiles), triton.cdiv(channels, columns)
     partial = torch.empty((chunks, channels), dtype=torch.float64, device=u.device)
+    form = {"per_channel": channels > 1, "tile": tile, "levels": tile.bit_length() - 1, "columns": columns}
     with torch.cuda.device_of(u):
-        if channels == 1:
-            _backward_kernel[(chunks,)](
-                grad, u, scale, grad_u, partial, rows, float(lo), float(hi),
-                tile=tile, tiles=tiles, levels=levels, enable_fp_fusion=False,
-            )  # fmt: skip
-            _finish_kernel[(1,)](
-                partial, grad_scale, chunks, reference.share(u, scale, hi),
-                tile=tile, levels=levels, enable_fp_fusion=False,
-            )  # fmt: skip
-        else:
-            _backward_channel_kernel[(chunks, across)](
-                grad, u, scale, grad_u, partial, rows, channels, float(lo), float(hi),
-                tile=tile, tiles=tiles, levels=levels, columns=columns, enable_fp_fusion=False,
-            )  # fmt: skip
-            _finish_channel_kernel[(1, across)](
-                partial, grad_scale, chunks, channels, reference.share(u, scale, hi),
-                tile=tile, levels=levels, columns=columns, enable_fp_fusion=False,
-            )  # fmt: skip
+        _backward_kernel[(chunks, across)](
+            grad, u, scale, grad_u, partial, rows, channels, float(lo), float(hi),
+            tiles=tiles, enable_fp_fusion=False, **form,
+        )  # fmt: skip
+        _finish_kernel[(1, across)](
+            partial, grad_scale, chunks, channels, reference.share(u, scale, hi), enable_fp_fusion=False, **form
+        )
     return grad_u, grad_scale
 
 

@@ -6,6 +6,19 @@ import torch
 from torch import Tensor
 
 
+class Neurons(NamedTuple):
+    """A layer before a chunk of steps: tracers `[n]` of so many samples, one after another; one scale, or one for each
+    channel, the last dimension of what was flattened; codes lo … hi; and the largest spike.
+    """
+
+    tracer: Tensor
+    scale: Tensor
+    lo: int
+    hi: int
+    max_spike: int
+    samples: int
+
+
 class NeuronState(NamedTuple):
     """Membrane potential `V` and spike tracer `S` of a layer of neurons."""
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spikezip.ops.neuron.reference import Neurons
 from spikezip.ops.rounding.triton import next_spike, unit
 
 BLOCK = 1024
@@ -47,21 +48,12 @@ def _walk_kernel(
         counts_ptr += samples
 
 
-def walk(
-    u: Tensor,
-    tracer: Tensor,
-    scale: Tensor,
-    lo: int,
-    hi: int,
-    max_spike: int,
-    samples: int,
-    after: tuple[Tensor, Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+def walk(u: Tensor, neurons: Neurons, after: tuple[Tensor, Tensor | None] | None = None) -> tuple[Tensor, Tensor]:
     """As `fast.walk`, for tensors on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
     u = u if u.stride() == (0, 1) else u.contiguous()  # the same in all steps, or one after another
+    tracer, scale, lo, hi, max_spike, samples = neurons
     tracer = tracer.contiguous()
-    steps, neurons = u.shape
-    each = neurons // samples
+    steps, each = len(u), u.shape[1] // samples
     tracers = torch.empty(u.shape, dtype=tracer.dtype, device=u.device)
     counts = torch.zeros(steps, samples, device=u.device)
     factor, bias = (scale, None) if after is None else after

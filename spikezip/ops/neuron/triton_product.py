@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from spikezip.ops.neuron.reference import Neurons
 from spikezip.ops.rounding.triton import next_spike, unit
 
 # A tile of neurons, how much of the depth is loaded at once, and how it runs.
@@ -118,19 +119,10 @@ def _product_kernel(
 
 
 def walk_products(
-    codes: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    bias: Tensor | None,
-    tracer: Tensor,
-    scale: Tensor,
-    lo: int,
-    hi: int,
-    max_spike: int,
-    samples: int,
-    moved: Tensor | None = None,
+    codes: Tensor, weight: Tensor, factor: Tensor, bias: Tensor | None, neurons: Neurons, moved: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `fast.walk_products`, on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
+    tracer, scale, lo, hi, max_spike, samples = neurons
     steps, rows, depth = codes.shape
     layers, columns, _ = weight.shape
     codes, weight, tracer = codes.contiguous(), weight.contiguous(), tracer.contiguous()

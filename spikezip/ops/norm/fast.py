@@ -7,6 +7,7 @@ from torch import Tensor
 
 from spikezip.ops import grid, kernels, neuron
 from spikezip.ops.compiled import numba_is_here
+from spikezip.ops.neuron import Neurons
 from spikezip.ops.norm import reference
 
 
@@ -28,57 +29,27 @@ def walk_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    tracer: Tensor,
-    scale: Tensor,
-    lo: int,
-    hi: int,
-    max_spike: int,
-    samples: int,
-) -> tuple[Tensor, Tensor]:
-    """Neurons behind a LayerNorm of `[T, rows, channels]`: as `neuron.walk` of its output.
+    neurons: Neurons,
+    added: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Neurons behind a LayerNorm of `[T, rows, channels]`: what it reads, and as `neuron.walk` of its output.
+
+    With `added`, it reads `x` plus the values of codes: int8 `[T, rows, channels]` and their scale.
 
     Example:
-        >>> x, still = torch.tensor([[[1.0, 3.0]]]), torch.zeros(2, dtype=torch.int8)
-        >>> walk_norm(x, torch.tensor([1.0, 2.0]), None, 0.0, still, torch.tensor(0.5), -4, 7, 8, samples=1)[0].tolist()
+        >>> x, half = torch.tensor([[[1.0, 3.0]]]), torch.tensor(0.5)
+        >>> neurons = Neurons(torch.zeros(2, dtype=torch.int8), half, -4, 7, max_spike=8, samples=1)
+        >>> walk_norm(x, torch.tensor([1.0, 2.0]), None, 0.0, neurons)[1].tolist()
         [[-2, 4]]
+        >>> walk_norm(x, None, None, 0.0, neurons, (torch.ones(1, 1, 2).char(), half))[0].tolist()
+        [[[1.5, 3.5]]]
     """
-    limits = (tracer, scale, lo, hi, max_spike, samples)
     if takes(x, weight, bias):
         from spikezip.ops.norm import triton  # only where it is used: importing the library must not need it
 
-        return triton.walk_norm(x, weight, bias, eps, *limits)
-    return neuron.walk(layer_norm(x, weight, bias, eps).view(len(x), -1), *limits)
-
-
-def walk_sum(
-    x: Tensor,
-    added: tuple[Tensor, Tensor],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    tracer: Tensor,
-    scale: Tensor,
-    lo: int,
-    hi: int,
-    max_spike: int,
-    samples: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`walk_norm` of `x` plus the values of codes, given as int8 `[T, rows, channels]` and their scale; also that sum.
-
-    Example:
-        >>> x, codes, still = torch.zeros(1, 1, 2), torch.tensor([[[1, 3]]], dtype=torch.int8), torch.zeros(2).char()
-        >>> weight, half = torch.tensor([1.0, 2.0]), torch.tensor(0.5)
-        >>> total, tracers, _ = walk_sum(x, (codes, half), weight, None, 0.0, still, half, -4, 7, 8, samples=1)
-        >>> total.tolist(), tracers.tolist()
-        ([[[0.5, 1.5]]], [[-2, 4]])
-    """
-    limits = (tracer, scale, lo, hi, max_spike, samples)
-    if takes(x, weight, bias):
-        from spikezip.ops.norm import triton
-
-        return triton.walk_sum(x, added, weight, bias, eps, *limits)
-    total = grid.add_scaled(x, *added)
-    return total, *walk_norm(total, weight, bias, eps, *limits)
+        return triton.walk_norm(x, weight, bias, eps, neurons, added)
+    x = x if added is None else grid.add_scaled(x, *added)
+    return x, *neuron.walk(layer_norm(x, weight, bias, eps).view(len(x), -1), neurons)
 
 
 def takes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:

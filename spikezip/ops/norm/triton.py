@@ -5,7 +5,6 @@ itself, with the same instructions in both.
 """
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -13,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spikezip.ops.grid.triton import column_sums
+from spikezip.ops.neuron.reference import Neurons
 from spikezip.ops.rounding.triton import next_spike, unit
 
 SHARE = 1024  # values that a warp handles at once
@@ -186,31 +186,16 @@ def backward(
     return grad_x, grad_weight, grad_bias
 
 
-def walk_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *limits: Any) -> tuple[Tensor, Tensor]:
-    """As `fast.walk_norm`, on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
-    return _walk(x, None, weight, bias, eps, *limits)[1:]
-
-
-def walk_sum(
-    x: Tensor, added: tuple[Tensor, Tensor], weight: Tensor | None, bias: Tensor | None, eps: float, *limits: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `fast.walk_sum`, in the same way."""
-    return _walk(x, added, weight, bias, eps, *limits)
-
-
-def _walk(
+def walk_norm(
     x: Tensor,
-    added: tuple[Tensor, Tensor] | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    tracer: Tensor,
-    scale: Tensor,
-    lo: int,
-    hi: int,
-    max_spike: int,
-    samples: int,
+    neurons: Neurons,
+    added: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """As `fast.walk_norm`, on a GPU (or anywhere, under Triton's interpreter). A NaN makes a count NaN."""
+    tracer, scale, lo, hi, max_spike, samples = neurons
     x, tracer = x.contiguous(), tracer.contiguous()
     steps, rows, columns = x.shape
     tracers = torch.empty(steps, rows * columns, dtype=torch.int8, device=x.device)

@@ -54,12 +54,7 @@ def _rows(x, bits, first, last, out):
 
 
 def row_totals(x: Tensor) -> Tensor:
-    """As `reference.total` along the last dimension, for float32 on the CPU.
-
-    Example:
-        >>> row_totals(torch.tensor([[0.5, 0.25, -1.0]]))
-        tensor([-0.2500], dtype=torch.float64)
-    """
+    """As `reference.total` along the last dimension, for float32 on the CPU."""
     x = x.contiguous()
     rows = x.view(-1, x.shape[-1])
     out = torch.empty(len(rows), dtype=torch.float64)

@@ -8,12 +8,7 @@ from spikezip.ops.sums import reference
 
 
 def total(x: Tensor, dims: tuple[int, ...], keepdim: bool = False, parts: int = 1) -> Tensor:
-    """The sum along `dims`, in float64, in no order; `parts` as in the reference.
-
-    Example:
-        >>> total(torch.tensor([[0.5, 0.25, -1.0]]), (1,))
-        tensor([-0.2500], dtype=torch.float64)
-    """
+    """The sum along `dims`, in float64, in no order; `parts` as in the reference."""
     last = x.ndim > 0 and {d % x.ndim for d in dims} == {x.ndim - 1}
     if last and x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() and numba_is_here():
         from spikezip.ops.sums import compiled  # only where it is used: importing the library must not need numba

@@ -1,5 +1,11 @@
-"""A layer of neurons made ready for compiled steps: its constants, and room for what it does."""
+"""A layer of neurons made ready for compiled steps, alone or with the product that it reads; room for what it does.
 
+Which token a row belongs to makes no difference: behind a product, rows go through the steps on their own, and a step
+costs neither a call nor memory for its sums. Only inputs that changed cost work. On CPUs without int8 units their
+weights are added up faster than a dense product is made, even where most inputs fire.
+"""
+
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -7,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikezip.ops.neuron.fast import not_a_number
+from spikezip.errors import SpikezipError
 from spikezip.ops.rounding.fast import has_inverse, tie_margin
 
 _FURTHEST = 255  # from one int8 code to another
-_LONGEST = 2048  # neurons of a run: what is computed of them stays in the first cache
+_LONGEST, _SHORTEST = 2048, 64  # neurons of a run: what is computed of them stays in the first cache, in vector code
+_WORD = 8  # inputs that are compared at once
 
 
 class Track:
@@ -67,7 +74,7 @@ class Layer:
         constants = (1.0 if factor is None else factor.numpy(), -0.0 if bias is None else bias.numpy(), 1 / step, step)
         self.channels = max(np.size(row) for row in constants)
         if self.channels == 1:  # runs of several rows, of one sample
-            length *= _divisor(rows, _LONGEST // length)
+            length = _run_length(rows, length)
         self.length = length
         self.table = np.empty((4, length), np.float32)
         for number, row in enumerate(constants):
@@ -96,17 +103,82 @@ class Layer:
         −1, if the layer is at rest. In the first `held` of them nothing fires. `awake`: some neuron may be behind
         before.
         """
-        from spikezip.ops.event import compiled  # only where it is used: importing the library must not need numba
+        from spikezip.ops.neuron import compiled  # only where it is used: importing the library must not need numba
 
         codes, counts = track.rows(first, first + len(at))
         late = compiled.fire_steps(
             sums.numpy(), np.array(at), self.length, self.table, self.limits, held, awake, codes, counts
         )
-        if late < 0:
-            raise not_a_number()
-        return bool(late)
+        return _is_late(late)
 
 
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor of a number up to a limit, at least 1."""
-    return max((k for k in range(1, min(number, most) + 1) if number % k == 0), default=1)
+class Walk:
+    """Inputs `[rows, in]`, int8 weights `[out, in]`, and the layer that reads the sums `[rows, out]`.
+
+    Ask `suits` before.
+
+    Example:
+        >>> from spikezip.ops.compiled import numba_is_here
+        >>> weight, sums = torch.ones(2, 8, dtype=torch.int8), torch.zeros(1, 2, dtype=torch.int32)
+        >>> inputs = torch.zeros(2, 1, 8, dtype=torch.int8)  # before, and after the first step
+        >>> inputs[1, 0, :2] = 1
+        >>> track = Track(2, sums, samples=1)
+        >>> if numba_is_here():
+        ...     layer = Layer(Source((1, 1, 2), torch.ones(2)), torch.tensor(1.0), lo=-4, hi=3, max_spike=1)
+        ...     assert Walk.suits(layer, weight)
+        ...     late = Walk(layer, weight).follow(track, 0, inputs, [True, False], sums, held=0, awake=True)
+        ...     assert (late, track.codes[1:].tolist(), sums.tolist()) == (False, [[1, 1], [2, 2]], [[2, 2]])
+    """
+
+    def __init__(self, layer: Layer, weight: Tensor) -> None:
+        self.table, self.limits = layer.table, layer.limits
+        self.columns = weight.t().contiguous().numpy()
+
+    @staticmethod
+    def suits(layer: Layer, weight: Tensor) -> bool:
+        """Whether weights are int8, inputs come in words of 8, and the layer has constants for each of the outputs.
+
+        Example:
+            >>> layer = Layer(Source((3, 1, 2)), torch.ones(2), -4, 3, max_spike=1)
+            >>> [Walk.suits(layer, torch.ones(2, inputs, dtype=torch.int8)) for inputs in (8, 7)]
+            [True, False]
+        """
+        outputs, inputs = weight.shape
+        return weight.dtype == torch.int8 and inputs % _WORD == 0 and layer.channels == outputs
+
+    def follow(
+        self, track: Track, first: int, inputs: Tensor, changed: list[bool], sums: Tensor, held: int, awake: bool
+    ) -> bool:
+        """Take as many steps as `changed` has, from `first` on; returns whether some neuron is behind its code then.
+
+        `inputs` `[1 + changes, rows, in]` are those that the int32 `sums` `[rows, out]` were made of, and what they
+        change to; sums are brought up to date. `held` and `awake` as in `Layer.follow`.
+        """
+        from spikezip.ops.neuron import compiled
+
+        codes, counts = track.rows(first, first + len(changed))
+        late = compiled.walk(
+            inputs.numpy(), np.array(changed), self.columns, sums.numpy(), self.table, self.limits, held, awake, codes,
+            counts,
+        )  # fmt: skip
+        return _is_late(late)
+
+
+def _is_late(late: int) -> bool:
+    if late < 0:
+        raise not_a_number()
+    return bool(late)
+
+
+def not_a_number() -> SpikezipError:
+    return SpikezipError(
+        "what reaches a neuron is not a number; check the input (is it normalised?), the weights and the scales"
+    )
+
+
+@cache
+def _run_length(rows: int, length: int) -> int:
+    """How many neurons of a sample, in whole rows, make up a run: all of them, where that would be very few."""
+    most = _LONGEST // length
+    found = length * max((k for k in range(1, min(rows, most) + 1) if rows % k == 0), default=1)
+    return found if found >= _SHORTEST else rows * length
