@@ -7,7 +7,7 @@ the keys there may be any number of them, and tracers lie in the memory, or rath
 import triton
 import triton.language as tl
 
-from spikezip.ops.rounding.triton import next_spike
+from spikezip.ops.rounding.triton import next_spike, to_code
 from spikezip.ops.softmax.triton import exponentials, of_rows, row_factor, sums, whole_sum
 
 
@@ -55,7 +55,7 @@ def _walk_and_mix(e, factor, packed, v_tiles, now, first_key, shared, mixed, fir
 
 @triton.jit
 def store_codes(tracer, out_tiles, now, first_query, own, query_tile: tl.constexpr, width: tl.constexpr):
-    out_tiles.store([now, first_query, own], tracer.to(tl.int8).reshape(1, query_tile, width))
+    out_tiles.store([now, first_query, own], to_code(tracer).reshape(1, query_tile, width))
 
 
 @triton.jit
