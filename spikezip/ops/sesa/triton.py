@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from spikezip.ops.rounding.triton import unit
-from spikezip.ops.sesa.triton_steps import last_move, step_at_once, step_in_passes, store_codes
+from spikezip.ops.sesa.triton_steps import last_move, pack, step_at_once, step_in_passes, store_codes, unpack
 
 QUERIES, KEYS = 64, 64  # that a program handles at once
 WARPS, STAGES = 4, 2
@@ -65,6 +65,7 @@ def _attention_kernel(
     # Queries past the end get probabilities of zero, which fire nothing.
     power = tl.where(row < queries, p_first * p_second, 0.0)
     o_tracer = o_tiles.load([sample, first_query, own]).reshape(query_tile, width).to(tl.float32)
+    o_tracer = pack(o_tracer, query_tile, width)  # two to a register
 
     # Tracers of up to four whole tiles of keys, a byte each; then those of a narrow tile for the last few keys.
     packed = tl.zeros((query_tile, key_tile), dtype=tl.int32)
@@ -100,7 +101,8 @@ def _attention_kernel(
                 )  # fmt: skip
                 busy = (fired != 0.0) | (step < tl.maximum(p_held, o_held))
             else:  # the codes of the last step once more; counts are zero already
-                store_codes(o_tracer, out_tiles, step * batch + sample, first_query, own, query_tile, width)
+                still = unpack(o_tracer, query_tile, width)
+                store_codes(still, out_tiles, step * batch + sample, first_query, own, query_tile, width)
 
     for j in tl.static_range(tiles):
         tracer = ((packed >> 8 * j) & 255).to(tl.int8).reshape(1, query_tile, key_tile)
