@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from spikezip.ops.neuron.reference import Neurons
-from spikezip.ops.rounding.triton import next_spike, unit
+from spikezip.ops.rounding.triton import next_spike, to_code, unit
 
 # A tile of neurons, how much of the depth is loaded at once, and how it runs.
 ROWS, COLUMNS, DEPTH = 64, 128, 128
@@ -94,7 +94,7 @@ def _product_kernel(
         )  # fmt: skip
         spike = next_spike(u, tracer, scale, lo, hi, max_spike, ternary)
         tracer += spike
-        codes = tracer.to(tl.int8).reshape(1, row_tile, column_tile)
+        codes = to_code(tracer).reshape(1, row_tile, column_tile)
         out_tiles.store([layer * steps + step, first_row, first_column], codes)
         # A sum for each row: adding them up in memory would make programs wait for one another.
         fired = tl.sum(tl.abs(spike), axis=1) + nan
@@ -112,7 +112,7 @@ def _product_kernel(
                 tracer += spike
                 fired = tl.sum(tl.abs(spike), axis=1) + nan
                 busy = tl.sum(tl.where(is_row, fired, 0.0), axis=0) != 0.0  # also if it is not a number
-            codes = tracer.to(tl.int8).reshape(1, row_tile, column_tile)
+            codes = to_code(tracer).reshape(1, row_tile, column_tile)
             out_tiles.store([layer * steps + step, first_row, first_column], codes)
             tl.store(count_at, fired, mask=is_row)
             count_at += rows * across

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spikezip.ops.grid.triton import column_sums
 from spikezip.ops.neuron.reference import Neurons
-from spikezip.ops.rounding.triton import next_spike, unit
+from spikezip.ops.rounding.triton import next_spike, to_code, unit
 
 SHARE = 1024  # values that a warp handles at once
 BACKWARD_TILE, BACKWARD_TILES = 2048, 8  # values that a program of the backward pass handles at once, and how often
@@ -138,7 +138,7 @@ def _walk_kernel(
         y, _, _ = normalised(x, weight, bias, share, eps, True, with_bias)
         spike = next_spike(y, tracer, scale, lo, hi, max_spike, ternary)
         tracer += spike
-        tl.store(out_ptr + here, tracer.to(tl.int8), mask=inside)
+        tl.store(out_ptr + here, to_code(tracer), mask=inside)
         fired = tl.sum(tl.abs(spike) + (y - y), axis=0)  # what is no number spoils the count
         tl.atomic_add(count_at, fired, sem="relaxed")
         out_ptr += rows.to(tl.int64) * columns  # the pointers move on to the next step

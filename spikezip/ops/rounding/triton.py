@@ -28,7 +28,7 @@ def unit(scale):
 def code_of_unit(u, scale, lo, hi):
     """The code of `u`, once it and its scale are multiplied with the powers of `unit`. A NaN gets some code."""
     code = tl.floor(u * tl.math.div_rn(1.0, scale) + 0.5)
-    rest = tl.fma(-code, scale, u)
+    rest = tl.fma(code, -scale, u)
     half = scale * 0.5
     code += tl.where(rest >= half, 1.0, 0.0) - tl.where(rest < -half, 1.0, 0.0)
     return tl.minimum(tl.maximum(code, lo), hi)
@@ -45,7 +45,7 @@ def next_spike(u, tracer, scale, lo, hi, max_spike, ternary: tl.constexpr, above
         u = tl.minimum(u, hi * scale)  # so that a neuron at its highest code does not rise
         if not above:
             u = tl.maximum(u, lo * scale)
-        rest = tl.fma(-tracer, scale, u)  # the membrane, but for half a threshold
+        rest = tl.fma(tracer, -scale, u)  # the membrane, but for half a threshold
         return tl.where(rest >= half, 1.0, 0.0) - tl.where(rest < -half, 1.0, 0.0)
     return tl.minimum(tl.maximum(code_of_unit(u, scale, lo, hi) - tracer, -max_spike), max_spike)
 
@@ -54,3 +54,9 @@ def next_spike(u, tracer, scale, lo, hi, max_spike, ternary: tl.constexpr, above
 def exact_fma(x, factor, y):
     """`x · factor + y`, for products that need no rounding: fused with the sum or not, the result is the same."""
     return tl.fma(x, factor, y)
+
+
+@triton.jit
+def to_code(tracer):
+    """A tracer as int8: the lowest bits of such a float are a whole number, and a sum is cheaper than a conversion."""
+    return (tracer + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)

@@ -7,7 +7,7 @@ the keys there may be any number of them, and tracers lie in the memory, or rath
 import triton
 import triton.language as tl
 
-from spikezip.ops.rounding.triton import next_spike
+from spikezip.ops.rounding.triton import next_spike, to_code
 from spikezip.ops.softmax.triton import exponentials, of_rows, row_factor, sums, whole_sum
 
 
@@ -34,28 +34,47 @@ def _scores(q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, sha
 
 @triton.jit
 def _walk_and_mix(e, factor, packed, v_tiles, now, first_key, shared, mixed, fired, scale, hi, max_spike,
-    with_mask: tl.constexpr, ternary: tl.constexpr, shift: tl.constexpr, key_tile: tl.constexpr, width: tl.constexpr,
+    ternary: tl.constexpr, shift: tl.constexpr, key_tile: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Neurons of a tile of probabilities, and what they add to the mix and to the spikes of each query.
 
     The tracers of the tile lie in one byte of the packed ones: so they stay in registers from step to step.
     """
-    p = e * factor
     before = ((packed >> shift) & 255).to(tl.float32)
-    spike = next_spike(p, before, scale, 0.0, hi, max_spike, ternary, True)
+    spike = next_spike(e * factor, before, scale, 0.0, hi, max_spike, ternary, True)
     # The lowest bits of such a float are a whole number.
     packed += ((spike + 12582912.0).to(tl.int32, bitcast=True) - 1262485504) << shift
-    some = tl.abs(spike)
-    if with_mask:  # a row of nothing but minus infinity, or a mask that is not a number
-        some += tl.where(p == p, 0.0, p)
     v = v_tiles.load([now, first_key, shared]).reshape(key_tile, width)
     mixed = tl.dot((before + spike).to(tl.float16), v, mixed, out_dtype=tl.float32)
-    return mixed, packed, fired + tl.sum(some, axis=1)
+    return mixed, packed, fired + tl.sum(tl.abs(spike), axis=1)
+
+
+@triton.jit
+def _not_a_number(factor, with_mask: tl.constexpr, query_tile: tl.constexpr):
+    """Zeros to count from; NaN for a row of nothing but minus infinity, or with a mask that is not a number."""
+    if with_mask:
+        return tl.sum(tl.where(factor == factor, 0.0, factor), axis=1)
+    return tl.zeros((query_tile,), dtype=tl.float32)
 
 
 @triton.jit
 def store_codes(tracer, out_tiles, now, first_query, own, query_tile: tl.constexpr, width: tl.constexpr):
-    out_tiles.store([now, first_query, own], tracer.to(tl.int8).reshape(1, query_tile, width))
+    out_tiles.store([now, first_query, own], to_code(tracer).reshape(1, query_tile, width))
+
+
+@triton.jit
+def pack(tracer, query_tile: tl.constexpr, width: tl.constexpr):
+    """Tracers of neighbours in one register, 16 bits each: what is held from step to step must leave room for the rest.
+
+    The lowest bits of such floats are whole numbers.
+    """
+    low, high = tl.split((tracer + 12582912.0).to(tl.int32, bitcast=True).reshape(query_tile, width // 2, 2))
+    return (low & 65535) | (high << 16)
+
+
+@triton.jit
+def unpack(packed, query_tile: tl.constexpr, width: tl.constexpr):
+    return tl.join((packed << 16) >> 16, packed >> 16).reshape(query_tile, width).to(tl.float32)
 
 
 @triton.jit
@@ -125,24 +144,25 @@ def step_at_once(
     factor = row_factor(whole_sum(low, nearly), most) * power
     largest = tl.where(step >= p_held, p_max_spike, 0.0)
     mixed = tl.zeros((query_tile, width), dtype=tl.float32)
-    fired = tl.zeros((query_tile,), dtype=tl.float32)
+    fired = _not_a_number(factor, with_mask, query_tile)
     for j in tl.static_range(tiles):
         mixed, packed, fired = _walk_and_mix(
-            e[j], factor, packed, v_tiles, now, j * key_tile, shared, mixed, fired, p_scale, p_hi, largest, with_mask,
+            e[j], factor, packed, v_tiles, now, j * key_tile, shared, mixed, fired, p_scale, p_hi, largest,
             ternary, 8 * j, key_tile, width,
         )  # fmt: skip
     if tail:
         mixed, last, fired = _walk_and_mix(
             e[tiles], factor, last, v_tails, now, tiles * key_tile, shared, mixed, fired, p_scale, p_hi, largest,
-            with_mask, ternary, 0, tail, width,
+            ternary, 0, tail, width,
         )  # fmt: skip
     p_fired = tl.sum(fired, axis=0) + spoilt
     tl.atomic_add(p_counts_ptr + step * samples + counted, p_fired, sem="relaxed")
     o_tracer, o_fired = _fire(
-        mixed, mix_factor, o_tracer, o_scale, o_lo, o_hi, tl.where(step >= o_held, o_max_spike, 0.0), out_tiles,
+        mixed, mix_factor, unpack(o_tracer, query_tile, width), o_scale, o_lo, o_hi,
+        tl.where(step >= o_held, o_max_spike, 0.0), out_tiles,
         now, first_query, own, o_counts_ptr + step * samples + counted, ternary, query_tile, width,
     )  # fmt: skip
-    return packed, last, o_tracer, p_fired + o_fired
+    return packed, last, pack(o_tracer, query_tile, width), p_fired + o_fired
 
 
 @triton.jit
@@ -174,7 +194,7 @@ def step_in_passes(
     factor = row_factor(total, most) * power
     largest = tl.where(step >= p_held, p_max_spike, 0.0)
     mixed = tl.zeros((query_tile, width), dtype=tl.float32)
-    fired = tl.zeros((query_tile,), dtype=tl.float32)
+    fired = _not_a_number(factor, with_mask, query_tile)
     for first_key in range(0, keys, key_tile):
         x, _ = _scores(
             q, k_tiles, mask_tiles, now, which_mask, first_query, first_key, shared, keys, score_factor, most,
@@ -185,7 +205,7 @@ def step_in_passes(
         before = tl.load(tracers + column, mask=inside, other=0).to(tl.int32)
         mixed, tracer, fired = _walk_and_mix(
             exponentials(x, shift, lowest, bits), factor, before, v_tiles, now, first_key, shared, mixed, fired,
-            p_scale, p_hi, largest, with_mask, ternary, 0, key_tile, width,
+            p_scale, p_hi, largest, ternary, 0, key_tile, width,
         )  # fmt: skip
         tl.store(tracers + column, tracer.to(tl.int8), mask=inside)
     p_fired = tl.sum(fired, axis=0) + spoilt
