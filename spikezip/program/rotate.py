@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from spikezip.program.analysis import chain, moves_channels, source
-from spikezip.program.floats import function_value
-from spikezip.program.functions import KINDS, Kind
+from spikezip.program.functions import KINDS, Kind, function_value
 from spikezip.program.nodes import Function, Grid, Linear, Matmul, Node, Program, Ref, Shape, Site, map_arguments
 from spikezip.program.ranges import can_fold, linear_readers
 from spikezip.program.sizes import Bindings, bind

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from spikezip.engines.quantized import quantized
-from spikezip.engines.walk import sizes_of
 from spikezip.errors import ConfigError, InputError
-from spikezip.program.batch import Batch, as_batches
+from spikezip.program.batch import Batch, as_batches, sizes_of
 from spikezip.program.nodes import Product, Site
 from spikezip.program.ranges import Codes, can_fold
 from spikezip.program.rotate import HADAMARD, Rotation, apart, can_part, can_rotate, can_rotate_together

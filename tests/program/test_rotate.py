@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import spikezip
 from spikezip.engines.quantized import quantized
-from spikezip.engines.walk import sizes_of
 from spikezip.ops.hadamard import compiled, hadamard, reference
+from spikezip.program.batch import sizes_of
 from spikezip.program.nodes import Function, Matmul
 from spikezip.program.rotate import HADAMARD, Rotation, apart, can_part, can_rotate, can_rotate_together
 from spikezip.quant.network import QuantizedNetwork
