@@ -169,6 +169,11 @@ def _site_behind(program: Program, product: Matmul, channels: int, sizes: Bindin
     return node.name if kept and moved.shape[-1] % channels == 0 else None
 
 
+def is_rotated(program: Program) -> bool:
+    """Whether channels are rotated somewhere in a program."""
+    return any(isinstance(node, Function) and node.op == HADAMARD for node in program.nodes)
+
+
 def can_part(program: Program, name: str) -> bool:
     """Whether channels of a site can have a site of their own: products read its codes as they are."""
     readers = linear_readers(program, name)

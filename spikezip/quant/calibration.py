@@ -11,7 +11,7 @@ from spikezip.errors import ConfigError, InputError
 from spikezip.program.batch import Batch, as_batches, sizes_of
 from spikezip.program.nodes import Product, Site
 from spikezip.program.ranges import Codes, can_fold
-from spikezip.program.rotate import HADAMARD, Rotation, apart, can_part, can_rotate, can_rotate_together
+from spikezip.program.rotate import HADAMARD, Rotation, apart, can_part, can_rotate, can_rotate_together, is_rotated
 from spikezip.program.sizes import Bindings
 from spikezip.quant.levels import share_levels
 from spikezip.quant.network import QuantizedNetwork
@@ -19,6 +19,7 @@ from spikezip.quant.plain import evaluate_plain
 from spikezip.quant.ranges import Range, best_range, splits
 from spikezip.quant.reconstruct import reconstruct, steps_of
 from spikezip.quant.report import report_on
+from spikezip.quant.rounding import round_weights
 from spikezip.quant.samples import Sample, see
 
 EFFORTS = ("quick", "default", "thorough")
@@ -69,7 +70,8 @@ def calibrate(
     if not given:
         raise InputError("calibrate needs at least one batch")
     sharing = effort != "quick" and not equal_levels
-    done, total = 0, len(given) + len(qann.sites) * (2 if sharing else 1)
+    rotating = effort != "quick" and qann.quant_config.rotates and not is_rotated(qann.program)
+    done, total = 0, len(given) + len(qann.sites) * (1 + sharing + rotating)
     if effort == "thorough":
         total += steps_of(qann.program, len(given))
 
@@ -82,13 +84,17 @@ def calibrate(
     with torch.autocast(qann.device.type, enabled=False), torch.no_grad():
         samples = see(qann.program, qann.tensors(), given, seed, step)
         calibration = _Calibration(qann, samples, can_fold(qann.program) if effort != "quick" else frozenset(), step)
-        if effort != "quick" and qann.quant_config.rotates:
+        if rotating:
+            before = len(qann.sites)
             calibration.rotate(sizes_of(qann.program, given[0]))
+            total += (len(qann.sites) - before) * (1 + sharing)
         levels = calibration.shared_levels() if sharing else calibration.own_levels()
         ranges = calibration.set_ranges(levels)
         floats = {key: tensor.detach().clone() for key, tensor in qann.tensors().items()}
         if effort == "thorough":
             reconstruct(qann, given, seed, step)
+        elif effort == "default" and qann.quant_config.weight_bits is not None:
+            round_weights(qann, calibration.samples)
         qann.calibration = report_on(qann.program, _compared(qann, floats, given), ranges)
     qann.calibration.warn()
     return qann
@@ -120,17 +126,19 @@ class _Calibration:
     def rotate(self, sizes: Bindings) -> None:
         """Rotate the channels of sites where that makes a much smaller error, with the same levels."""
         program, found = self.qann.program, dict[str, Rotation]()
+        folding = can_rotate(program)
         for one, other, block in can_rotate_together(program, sizes):
             if self._is_free(one) and self._is_free(other) and other not in found:
-                first, second = Rotation(block), Rotation(block, arrives=other in can_rotate(program))
+                first, second = Rotation(block), Rotation(block, arrives=other in folding)
                 before = self._roughly(one) + self._roughly(other)
                 if self._roughly(one, first) + self._roughly(other, second) < _WORTH * before:
                     found |= {one: first, other: second}
-        for name, block in can_rotate(program).items():
-            if self._is_free(name) and name not in found:
-                rotation = self._rotation(name, block)
+        for name in self.qann.sites:
+            if name in folding and name not in found and self._is_free(name):
+                rotation = self._rotation(name, folding[name])
                 if rotation is not None:
                     found[name] = rotation
+            self.step()
         self.qann.rotate(found)
         for name, rotation in found.items():
             if rotation.apart:

@@ -167,6 +167,22 @@ def test_calibration_rotates_what_is_better_rotated() -> None:
     assert errors[True] < 0.5 * errors[False]
 
 
+def test_another_calibration_keeps_rotations() -> None:
+    qann, batch = network("llama", levels=16)
+    rotate_all(qann, batch)
+    before = [node.name for node in qann.program.nodes if node.kind != "grid"]
+    spikezip.calibrate(qann, batch)
+    assert [node.name for node in qann.program.nodes if node.kind != "grid"] == before
+
+
+def test_progress_counts_all_that_is_done() -> None:
+    qann, batch = network("llama", levels=16)
+    seen: list[tuple[int, int]] = []
+    spikezip.calibrate(qann, batch, progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1][0] == seen[-1][1]
+
+
 def test_what_the_config_sets_is_not_rotated() -> None:
     x = torch.randn(64, 16)
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
