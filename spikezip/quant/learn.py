@@ -44,6 +44,7 @@ from spikezip.quant.lsq import carried_codes, initial_scale, on_grid, quantize
 if TYPE_CHECKING:
     from spikezip.quant.network import QuantizedNetwork
 
+_ALPHA_DROPOUT = "aten.alpha_dropout.default"
 _DROPOUT = operators("dropout alpha_dropout feature_dropout")
 
 
@@ -229,11 +230,15 @@ class _Pass:
         return tuple(as_frozen(p, e) if _has_gradient(p) else e for p, e in zip(plain, exact, strict=True))
 
     def _drop(self, node: Function, x: Tensor | Learned) -> Tensor | Learned:
+        values = x.values if isinstance(x, Learned) else x
         original = self.plan.originals.get(node.name)
-        y = self.dropped.get(original or "")
-        y = torch_operator(node.op)(x.values if isinstance(x, Learned) else x, node.args[1], True) if y is None else y
-        if original is not None:
-            self.dropped[original] = y
+        if original is None or node.op == _ALPHA_DROPOUT:
+            y = torch_operator(node.op)(values, node.args[1], True)
+        else:  # the same places of values and of codes, which may be rounded or not
+            if original not in self.dropped:
+                ones = torch.ones(values.shape, dtype=values.dtype, device=values.device)
+                self.dropped[original] = torch_operator(node.op)(ones, node.args[1], True)
+            y = values * self.dropped[original]
         return Learned(y, None, x.step, x.largest) if isinstance(x, Learned) else y
 
     # --- products

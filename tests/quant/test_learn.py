@@ -238,8 +238,9 @@ def as_floats(qann: QuantizedNetwork, batch: Mapping[str, Tensor]) -> Any:
         # Where products read codes and others values, one dropout of the model stands in the program twice.
         original = node.name.removesuffix(".codes")
         if original not in dropped:
-            dropped[original] = torch.dropout(args[0], args[1], True) if args[1] else args[0]
-        return dropped[original]
+            ones = torch.ones_like(args[0])
+            dropped[original] = torch.dropout(ones, args[1], True) if args[1] else ones
+        return args[0] * dropped[original]
 
     def value(node: Node) -> Any:
         if isinstance(node, Input):
@@ -514,3 +515,26 @@ for model, batch in cases:
 
 def test_networks_train_on_kernels() -> None:
     interpreted.check(CHECK)
+
+
+def test_dropout_of_values_and_codes_leaves_out_the_same_places() -> None:
+    """Functions read floats and products codes of one value behind dropout: the scale of its site learns."""
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20,
+        hidden_dropout_prob=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    batch = {"input_ids": torch.randint(0, 20, (3, 5))}
+    qann = spikezip.quantize(
+        transformers.BertModel(config), spikezip.QuantConfig(levels=4, placement="products"), example=batch
+    )
+    spikezip.calibrate(qann, batch, "quick")
+    qann.train()
+    seen = seen_in_training(qann, qann.prepare(batch))
+    name = "embeddings.dropout.dropout"
+    floats, codes = seen[name], seen[f"{name}.codes"].values
+    assert 0.3 < float((floats == 0).float().mean()) < 0.7
+    assert bool((codes[floats == 0] == 0).all())
+    assert not torch.equal(floats, codes)
+    qann(**batch).last_hidden_state.square().sum().backward()
+    assert float(qann.scale("embeddings.LayerNorm").grad.abs().max()) > 0
