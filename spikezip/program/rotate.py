@@ -91,16 +91,14 @@ def can_rotate_together(program: Program, sizes: Bindings) -> Iterator[tuple[str
         a, b = (source(program, name) for name in (node.a, node.b))
         if not isinstance(a, Site) or not isinstance(b, Site) or a.name == b.name or not _is_own(program, b, node):
             continue
-        channels = bind(program[node.b].shape[-2], sizes)
-        if _is_own(program, a, node) and _keeps(program, node.a, a, -1, channels, sizes):
-            if _block(channels) and _keeps(program, node.b, b, -2, channels, sizes):
-                yield a.name, b.name, _block(channels)
-            continue
-        channels = bind(program[node.b].shape[-1], sizes)
-        if _block(channels) and _keeps(program, node.b, b, -1, channels, sizes):
-            behind = _site_behind(program, node, channels, sizes)
+        inner, outer = (bind(size, sizes) for size in program[node.b].shape[-2:])
+        along_inner = _is_own(program, a, node) and _keeps(program, node.a, a, -1, inner, sizes)
+        if _block(inner) and along_inner and _keeps(program, node.b, b, -2, inner, sizes):
+            yield a.name, b.name, _block(inner)
+        elif _block(outer) and _keeps(program, node.b, b, -1, outer, sizes):
+            behind = _site_behind(program, node, outer, sizes)
             if behind is not None:
-                yield b.name, behind, _block(channels)
+                yield b.name, behind, _block(outer)
 
 
 def _is_own(program: Program, site: Site, product: Matmul) -> bool:

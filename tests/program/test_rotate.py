@@ -167,6 +167,14 @@ def test_calibration_rotates_what_is_better_rotated() -> None:
     assert errors[True] < 0.5 * errors[False]
 
 
+@pytest.mark.parametrize("attention", ["exponentials", "probabilities"])
+def test_values_of_attention_are_rotated_where_heads_stay_whole(attention: str) -> None:
+    """Behind probabilities the site stands before heads are put side by side: its weights do not see its channels."""
+    qann, batch = network("vit", attention=attention)
+    pairs = {one.rpartition(".")[2] for one, _, _ in can_rotate_together(qann.program, sizes_of(qann.program, batch))}
+    assert pairs == ({"q", "v"} if attention == "exponentials" else {"q"})
+
+
 def test_another_calibration_keeps_rotations() -> None:
     qann, batch = network("llama", levels=16)
     rotate_all(qann, batch)
