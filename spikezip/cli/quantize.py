@@ -101,7 +101,8 @@ def quantize(
 ) -> None:
     """Quantize a float model and set codes and scales from data. Labels are not looked at.
 
-    Tokenizer and image-processor files go along into OUT, so that the other verbs find them there.
+    Tokenizer and image-processor files go along into OUT, so that the other verbs find them there. A thorough
+    calibration that was interrupted goes on when the command is given again.
 
     [bold]Example[/]
 
@@ -131,6 +132,9 @@ def quantize(
 
     count = min(samples, len(found))
     batches = samples_of.batches(found, qann, source, batch_size, count, drawn_by=seed)
+    checkpoint = target.with_name(f"{target.name}.calibration") if effort == "thorough" else None
+    if checkpoint is not None and checkpoint.exists():
+        say(f"going on with the calibration that was interrupted ({checkpoint}; remove it to start anew)")
     with ExitStack() as stack:
         bar: list[Callable[[int], None]] = []
 
@@ -139,7 +143,9 @@ def quantize(
                 bar.append(stack.enter_context(progress("calibrating", total)))
             bar[0](done)
 
-        spikezip.calibrate(qann, batches, effort, equal_levels=equal_levels, seed=seed, progress=tell)
+        spikezip.calibrate(
+            qann, batches, effort, equal_levels=equal_levels, seed=seed, progress=tell, checkpoint=checkpoint
+        )
     moved = spikezip.snap(qann) if compact else 0.0
     save(qann, target, source, compact)
     if moved:

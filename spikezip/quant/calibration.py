@@ -1,6 +1,7 @@
 """Codes and scales from data, without training and without labels, for a network that is a program."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ def calibrate(
     equal_levels: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
+    checkpoint: str | Path | None = None,
 ) -> QuantizedNetwork:
     """Set codes and scales of every site from what float activations look like on `batches`; returns the same network.
 
@@ -55,6 +57,8 @@ def calibrate(
         equal_levels: leave every site the levels that it has; not with `"quick"`.
         seed: of the sample.
         progress: called with how many steps are done, and how many there are: batches, and what is decided of sites.
+        checkpoint: a file in which a thorough calibration keeps the blocks that are fitted. The same call goes on from
+            there if it was interrupted; the file is removed at the end.
 
     Example:
         >>> from spikezip.quant.network import quantize
@@ -71,6 +75,7 @@ def calibrate(
         raise InputError("calibrate needs at least one batch")
     sharing = effort != "quick" and not equal_levels
     rotating = effort != "quick" and qann.quant_config.rotates and not is_rotated(qann.program)
+    # Sites of channels that stay apart are not known yet: they take no steps of their own.
     done, total = 0, len(given) + len(qann.sites) * (1 + sharing + rotating)
     if effort == "thorough":
         total += steps_of(qann.program, len(given))
@@ -85,14 +90,12 @@ def calibrate(
         samples = see(qann.program, qann.tensors(), given, seed, step)
         calibration = _Calibration(qann, samples, can_fold(qann.program) if effort != "quick" else frozenset(), step)
         if rotating:
-            before = len(qann.sites)
             calibration.rotate(sizes_of(qann.program, given[0]))
-            total += (len(qann.sites) - before) * (1 + sharing)
         levels = calibration.shared_levels() if sharing else calibration.own_levels()
         ranges = calibration.set_ranges(levels)
         floats = {key: tensor.detach().clone() for key, tensor in qann.tensors().items()}
         if effort == "thorough":
-            reconstruct(qann, given, seed, step)
+            reconstruct(qann, given, seed, step, None if checkpoint is None else Path(checkpoint))
         elif effort == "default" and qann.quant_config.weight_bits is not None:
             round_weights(qann, calibration.samples)
         qann.calibration = report_on(qann.program, _compared(qann, floats, given), ranges)
@@ -121,6 +124,7 @@ class _Calibration:
         step: Callable[[], None],
     ) -> None:
         self.qann, self.samples, self.step = qann, dict(samples), step
+        self.counted = frozenset(qann.sites)
         self.by_channel = {name: self._has_channels(site, name in folding) for name, site in qann.sites.items()}
 
     def rotate(self, sizes: Bindings) -> None:
@@ -187,19 +191,23 @@ class _Calibration:
             settings = config.site(name)
             if settings.levels is None and settings.lo is None:
                 curves[name] = [(n, self._error(site, n)) for n in at]
-            self.step()
+            self._count(name)
         return self.own_levels() | share_levels(curves, config.levels)
 
     def set_ranges(self, levels: Mapping[str, int]) -> dict[str, Range]:
         found: dict[str, Range] = {}
         for name, site in self.qann.sites.items():
             found[name] = best_range(self.samples[name], self._splits(site, levels[name]), self.by_channel[name])
-            self.step()
+            self._count(name)
         self.qann.set_ranges(
             {name: Codes(each.lo, each.hi, self.by_channel[name]) for name, each in found.items()},
             {name: each.scale for name, each in found.items()},
         )
         return found
+
+    def _count(self, name: str) -> None:
+        if name in self.counted:
+            self.step()
 
     def _has_channels(self, site: Site, folds: bool) -> bool:
         wanted = self.qann.quant_config.site(site.name).per_channel

@@ -10,14 +10,18 @@ that got worse on them is put back. Blocks as in BRECQ (Li et al., 2021), half o
 2022).
 """
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import cos, pi
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from spikezip.errors import CheckpointError
 from spikezip.program.analysis import Depends, dependence
 from spikezip.program.blocks import Block, behind, blocks_of
 from spikezip.program.nodes import Program
@@ -51,8 +55,11 @@ def reconstruct(
     batches: Sequence[Mapping[str, Any]],
     seed: int = 0,
     step: Callable[[], None] = lambda: None,
+    checkpoint: Path | None = None,
 ) -> None:
     """Fit a calibrated network to the float network, whose weights it still has. `step` is called in every step.
+
+    Blocks that are fitted are kept in `checkpoint`, if that is given; the same call goes on behind them.
 
     Example:
         >>> import spikezip
@@ -69,13 +76,56 @@ def reconstruct(
     qann.eval()  # dropout would be an error like any other
     try:
         with torch.inference_mode(False):  # whose tensors take no part in a backward pass
-            _Reconstruction(qann, [_plain(batch) for batch in batches], seed, step).run()
+            fitting = _Reconstruction(qann, [_plain(batch) for batch in batches], seed, step)
+            if checkpoint is None:
+                fitting.run()
+            else:
+                fitting.run(_Kept(checkpoint, _fingerprint(qann, batches, seed)))
     finally:
         qann.train(training)
 
 
 def _plain(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for k, v in batch.items()}
+
+
+class _Kept:
+    """The blocks that are fitted, in a file: their weights and scales, and the random numbers' state after each."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.blocks: list[dict[str, Any]] = []
+        if path.exists():
+            try:
+                found = torch.load(path, weights_only=True)
+                same = found["fingerprint"] == fingerprint
+            except Exception as error:  # torch raises many kinds for a file that is none of its own
+                raise CheckpointError(f"{path} holds no calibration that can go on: remove it") from error
+            if not same:
+                raise CheckpointError(
+                    f"{path} is of another calibration (other data, settings or weights): remove it to start anew"
+                )
+            self.blocks = found["blocks"]
+
+    def add(self, block: dict[str, Any]) -> None:
+        self.blocks.append(block)
+        beside = self.path.with_name(f"{self.path.name}.tmp")
+        torch.save({"fingerprint": self.fingerprint, "blocks": self.blocks}, beside)
+        os.replace(beside, self.path)  # there is a whole file at any time
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def _fingerprint(qann: "QuantizedNetwork", batches: Sequence[Mapping[str, Any]], seed: int) -> str:
+    """What a calibration depends on, as a hash: the program with its codes, weights, scales, data, and the seed."""
+    found = hashlib.sha256(f"{qann.program} {seed} {STEPS}".encode())
+    for values in (qann.state_dict(), *batches):
+        for name, x in values.items():
+            found.update(f"{name} {x.shape if isinstance(x, Tensor) else x}".encode())
+            if isinstance(x, Tensor):
+                found.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 @dataclass
@@ -114,13 +164,18 @@ class _Reconstruction:
         self.step()
         return _Batch(batch, {name: floats[name] for name in entering}, quantized, importance)
 
-    def run(self) -> None:
+    def run(self, kept: _Kept | None = None) -> None:
         for number, block in enumerate(self.blocks):
             with torch.no_grad():
                 for each in self.batches:
                     each.target = self._float_output(block, each)
-            with torch.enable_grad():
-                self._fit(block)
+            if kept is not None and number < len(kept.blocks):
+                self._take(block, kept.blocks[number])
+            else:
+                with torch.enable_grad():
+                    self._fit(block)
+                if kept is not None:
+                    kept.add(self._fitted(block))
             with torch.no_grad():
                 for each in self.batches:
                     each.floats[block.end] = each.target
@@ -128,6 +183,27 @@ class _Reconstruction:
                     if number:  # the value that entered is needed no more
                         each.floats.pop(self.blocks[number - 1].end)
                         each.quantized.pop(self.blocks[number - 1].end)
+        if kept is not None:
+            kept.remove()
+
+    def _trained(self, block: Block) -> tuple[list[Tensor], list[Tensor]]:
+        """The weights and scales of a block that are fitted."""
+        tensors = self.qann.tensors()
+        weights = [tensors[key] for key in block.weights if tensors[key].requires_grad]
+        return weights, [scale for site in block.sites if (scale := self.qann.scale(site)).requires_grad]
+
+    def _fitted(self, block: Block) -> dict[str, Any]:
+        weights, scales = self._trained(block)
+        return {"values": [x.detach().cpu() for x in (*weights, *scales)], "generator": self.generator.get_state()}
+
+    @torch.no_grad()
+    def _take(self, block: Block, fitted: dict[str, Any]) -> None:
+        weights, scales = self._trained(block)
+        for own, value in zip((*weights, *scales), fitted["values"], strict=True):
+            own.copy_(value)
+        self.generator.set_state(fitted["generator"])
+        for _ in range(STEPS):
+            self.step()
 
     def _float_output(self, block: Block, batch: _Batch) -> Tensor:
         nodes, known = block.nodes, batch.floats
@@ -150,9 +226,7 @@ class _Reconstruction:
         return torch.rand(u.shape, generator=self.generator, device=u.device) < _AS_THEY_ARE
 
     def _fit(self, block: Block) -> None:
-        tensors = self.qann.tensors()
-        weights = [tensors[key] for key in block.weights if tensors[key].requires_grad]
-        scales = [scale for site in block.sites if (scale := self.qann.scale(site)).requires_grad]
+        weights, scales = self._trained(block)
         trained = [*weights, *scales]
         held_out = self.batches[_HELD_OUT - 1 :: _HELD_OUT] or self.batches[1:][-1:]
         used = [each for each in self.batches if not any(each is other for other in held_out)]

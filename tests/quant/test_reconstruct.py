@@ -1,5 +1,6 @@
 """effort="thorough": blocks are fitted to the float network's, on inputs that are quantized already."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,3 +134,35 @@ def test_wherever_it_is_called(how: str) -> None:
     changed = [key for key, tensor in qann.tensors().items() if not torch.equal(tensor, before[key])]
     assert bool(changed) == (how != "frozen weights")
     assert all(parameter.grad is None for parameter in qann.parameters())
+
+
+def interrupted(checkpoint: Path, seed: int = 0, after: int | None = None) -> Any:
+    """A thorough calibration, interrupted after some of its steps."""
+    qann = spikezip.quantize(vit(), QuantConfig(levels=6, placement="products")).eval()
+
+    def stop(done: int, total: int) -> None:
+        if after is not None and done == total - after:
+            raise KeyboardInterrupt
+
+    return spikezip.calibrate(qann, images(), "thorough", seed=seed, progress=stop, checkpoint=checkpoint)
+
+
+def test_an_interrupted_calibration_goes_on_to_the_same_network(tmp_path: Path) -> None:
+    expected = calibrated(vit(), "thorough", images())
+    for after in (45, 25, 5):  # within one block after another
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(tmp_path / "kept", after=after)
+        assert (tmp_path / "kept").exists() == (after < 45)
+    found = interrupted(tmp_path / "kept")
+    assert list(tmp_path.iterdir()) == []
+    assert all(torch.equal(x, found.state_dict()[name]) for name, x in expected.state_dict().items())
+
+
+def test_what_is_kept_of_another_calibration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "kept", after=5)
+    with pytest.raises(spikezip.CheckpointError, match="another calibration"):
+        interrupted(tmp_path / "kept", seed=1)
+    (tmp_path / "kept").write_bytes(b"no calibration")
+    with pytest.raises(spikezip.CheckpointError, match="remove it"):
+        interrupted(tmp_path / "kept")
