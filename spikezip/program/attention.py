@@ -43,7 +43,8 @@ def with_exponentials(program: Program) -> Program:
             nodes += _division(program, node, behind[node.name], {each.name for each in nodes})
             renamed[node.name] = nodes[-1].name
     output = map_arguments(program.output, lambda x: Ref(renamed.get(x.name, x.name)) if isinstance(x, Ref) else x)
-    return _with_whole_channels(replace(program, nodes=tuple(nodes), output=output))
+    divided = {renamed[name] for name in behind}
+    return _with_whole_channels(replace(program, nodes=tuple(nodes), output=output), divided)
 
 
 def weighs_places(program: Program, name: str) -> bool:
@@ -91,12 +92,13 @@ def _mixes(program: Program, site: Site) -> list[Matmul]:
     return found
 
 
-def _with_whole_channels(program: Program) -> Program:
-    """With sites behind the movement that puts heads side by side, where weights read them.
+def _with_whole_channels(program: Program, values: set[str]) -> Program:
+    """With the sites of these values behind the movement that puts heads side by side, where weights read them.
 
     Their last dimension is then all channels of the product with weights, and each can have a scale of its own.
     """
-    moved = {site.name: steps for site in program.sites.values() if (steps := _steps_to_weights(program, site))}
+    sites = (site for site in program.sites.values() if site.u in values)
+    moved = {site.name: steps for site in sites if (steps := _steps_to_weights(program, site))}
     first = {steps[0].name: program.sites[name].u for name, steps in moved.items()}
     last = {steps[-1].name: program.sites[name] for name, steps in moved.items()}
     nodes: list[Node] = []
