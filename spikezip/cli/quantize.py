@@ -83,6 +83,14 @@ def quantize(
     equal_levels: Annotated[
         bool, typer.Option("--equal-levels", help="The same levels at all sites; else --levels is their mean.")
     ] = False,
+    rotate: Annotated[
+        bool | None,
+        typer.Option(
+            "--rotate/--no-rotate",
+            help="Whether calibration may rotate channels, with additions in every step, where that makes a much "
+            "smaller error. Unless given: with --placement products.",
+        ),
+    ] = None,
     samples: Annotated[
         int, typer.Option("--samples", min=1, metavar="N", help="Samples to calibrate on, drawn from all of --data.")
     ] = 128,
@@ -118,6 +126,7 @@ def quantize(
         embedding_bits=bits("embedding-bits", embeddings),
         sites=site_settings(site or (), per_channel or ()),
         placement=placement,
+        rotate=rotate,
     )
     if compact and config.weight_bits is None and config.embedding_bits is None:
         raise ConfigError(

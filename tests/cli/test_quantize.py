@@ -9,6 +9,7 @@ from shell import fails, ok, run
 
 import spikezip
 from spikezip.cli.data import Samples, batches
+from spikezip.program.rotate import is_rotated
 from spikezip.quant.snap import snap
 
 
@@ -119,6 +120,10 @@ def test_effort_placement_and_equal_levels(home: Path, tmp_path: Path) -> None:
     text = ok(args[0], args[1], tmp_path / "equal", *args[2:], "--equal-levels", "--samples", 4, "--seed", 1)
     assert "16 levels, calibrated on 4 samples" in text
     ok(args[0], args[1], tmp_path / "quick", *args[2:], "--effort", "quick")
+    ok(args[0], args[1], tmp_path / "plain", *args[2:], "--no-rotate")
+    plain = spikezip.load(tmp_path / "plain")
+    assert plain.quant_config.rotate is False
+    assert not is_rotated(plain.program)
     shared, equal, quick = (spikezip.load(tmp_path / name) for name in ("shared", "equal", "quick"))
     levels = [site.levels for site in shared.sites.values()]
     assert len(set(levels)) > 1
