@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from spikezip.program.analysis import chain, moves_channels
 from spikezip.program.functions import KINDS, Kind
-from spikezip.program.nodes import Function, Grid, Linear, Node, Program, Site, Values
+from spikezip.program.nodes import Function, Grid, Linear, Node, Program, Rows, Site, Values
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,15 @@ def _folds(program: Program, site: Site) -> bool:
         grid = program[reader.weight]
         if isinstance(grid, Grid):
             sites = {_site_of(program, each) for each in program.readers[grid.name]}
-            others = [each for each in program.readers[grid.weight] if isinstance(each, Grid) and each is not grid]
+            others = [each for each in program.readers[grid.weight] if each is not grid and _is_gridded(program, each)]
             if len(sites) > 1 or others or grid.name in program.returned:
                 return False
     return site.name not in program.returned
+
+
+def _is_gridded(program: Program, reader: Node) -> bool:
+    """Whether what reads a weight is a grid, or rows of it are looked up for one: two grids would have to be stored."""
+    return isinstance(reader, Grid) or any(isinstance(row, Rows) for row in program.readers[reader.name])
 
 
 def linear_readers(program: Program, name: str) -> list[Linear] | None:

@@ -175,6 +175,13 @@ def test_values_of_attention_are_rotated_where_heads_stay_whole(attention: str) 
     assert pairs == ({"q", "v"} if attention == "exponentials" else {"q"})
 
 
+@pytest.mark.parametrize("bits", [8, None])
+def test_a_head_that_shares_an_embedding_on_a_grid_stays(bits: int | None) -> None:
+    """Rotated, its weights would lie on a second grid, and the table would be stored twice."""
+    qann, _ = network("llama", embedding_bits=bits)
+    assert ("lm_head.in" in can_rotate(qann.program)) == (bits is None)
+
+
 def test_another_calibration_keeps_rotations() -> None:
     qann, batch = network("llama", levels=16)
     rotate_all(qann, batch)
