@@ -213,16 +213,19 @@ def _linear_before(program: Program, site: Site) -> str | None:
             return None
         (name,) = node.reads
         before, after = program[name].shape, node.shape
-        split = node.op in _SPLITS and _divides(after[-1:], before[-1:])  # heads: the last ones of all channels
+        split = node.op in _SPLITS and _divides(before, after)  # heads: the last ones of all channels
         whole = node.op == "aten.slice.Tensor" and before == after
         if not split and not whole and (KINDS[node.op] is not Kind.MOVE or moves_channels(node, program)):
             return None
     return None
 
 
-def _divides(after: Shape, before: Shape) -> bool:
-    whole = all(len(size) == 1 and isinstance(size[0], int) for size in (after, before))
-    return whole and before[0] % after[0] == 0  # type: ignore[operator]
+def _divides(before: Shape, after: Shape) -> bool:
+    """Whether the last dimension is cut into parts of equal size."""
+    if not before or not after:
+        return False
+    channels, part = before[-1], after[-1]
+    return isinstance(channels, int) and isinstance(part, int) and channels % part == 0
 
 
 class _Rotating:
@@ -270,7 +273,7 @@ class _Rotating:
         return rotated[0].block if len(rotated) == 2 else 1
 
     def _site(self, site: Site, rotation: Rotation) -> None:
-        lo, hi = _symmetric(site.levels)
+        lo, hi = symmetric(site.levels)
         u = site.u
         if not rotation.arrives and site.name not in self.before.values():
             u = self._function(f"{site.name}.rotated", site, HADAMARD, Ref(u), rotation.block, rotation.apart)
@@ -320,5 +323,11 @@ class _Rotating:
         return name
 
 
-def _symmetric(levels: int) -> tuple[int, int]:
+def symmetric(levels: int) -> tuple[int, int]:
+    """The codes of rotated channels, which are as often negative as positive.
+
+    Example:
+        >>> symmetric(16)
+        (-8, 7)
+    """
     return -(levels // 2), (levels - 1) // 2

@@ -12,7 +12,16 @@ from spikezip.errors import ConfigError, InputError
 from spikezip.program.batch import Batch, as_batches, sizes_of
 from spikezip.program.nodes import Product, Site
 from spikezip.program.ranges import Codes, can_fold
-from spikezip.program.rotate import HADAMARD, Rotation, apart, can_part, can_rotate, can_rotate_together, is_rotated
+from spikezip.program.rotate import (
+    HADAMARD,
+    Rotation,
+    apart,
+    can_part,
+    can_rotate,
+    can_rotate_together,
+    is_rotated,
+    symmetric,
+)
 from spikezip.program.sizes import Bindings
 from spikezip.quant.levels import share_levels
 from spikezip.quant.network import QuantizedNetwork
@@ -162,10 +171,10 @@ class _Calibration:
         if rotation is None:
             return self._error(site, site.levels, sample)
         by_channel = rotation.arrives and self.by_channel[name]
-        error = best_range(sample.rotated(rotation), _symmetric(site.levels), by_channel, quickly=True).error
+        error = best_range(sample.rotated(rotation), [symmetric(site.levels)], by_channel, quickly=True).error
         if rotation.apart:
             few = sample.channels(rotation.apart)
-            error += best_range(few, _symmetric(site.levels), by_channel=True, quickly=True).error
+            error += best_range(few, [symmetric(site.levels)], by_channel=True, quickly=True).error
         return error
 
     def _rotation(self, name: str, block: int) -> Rotation | None:
@@ -230,7 +239,3 @@ class _Calibration:
         sample = self.samples[site.name] if sample is None else sample
         choices = self._splits(site, levels)
         return best_range(sample, choices[:: 2 if len(choices) > 2 else 1], self.by_channel[site.name], True).error
-
-
-def _symmetric(levels: int) -> list[tuple[int, int]]:
-    return [(-(levels // 2), (levels - 1) // 2)]
